@@ -1,0 +1,229 @@
+"""Paged attention as transformers sees it: one function behind its attention interface.
+
+All sequences' tokens of a step lie in one row `[1, n]`. An `AttentionPlan`, made once a step and passed through the
+model as a keyword, says where each token's keys and values are stored and which blocks each token may look at. This is
+the reference implementation, in torch, for CPU and CUDA: sequences of similar shape are gathered into one dense batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AttentionInterface
+from transformers.masking_utils import AttentionMaskInterface
+
+ATTENTION_NAME = "specdecode_paged"
+PLAN_KEYWORD = "paged_attention_plan"
+
+
+@dataclass(frozen=True)
+class Span:
+    """One sequence's part of a step: `num_tokens` tokens at positions from `start` on."""
+
+    block_table: Sequence[int]
+    start: int
+    num_tokens: int
+
+
+class PagedKV:
+    """Keys and values of every layer, by block.
+
+    Attributes:
+        keys, values: one tensor a layer, [num_blocks, block_size, kv_heads, head_dim].
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[LayerShape],
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.block_size = block_size
+
+        def make(heads: int, dim: int) -> Tensor:
+            return torch.zeros(num_blocks, block_size, heads, dim, dtype=dtype, device=device)
+
+        self.keys = [make(shape.kv_heads, shape.key_dim) for shape in layers]
+        self.values = [make(shape.kv_heads, shape.value_dim) for shape in layers]
+
+
+@dataclass(frozen=True)
+class LayerShape:
+    """What one layer stores for a token."""
+
+    kv_heads: int
+    key_dim: int
+    value_dim: int
+
+    @property
+    def numbers(self) -> int:
+        """Numbers stored for one token."""
+        return self.kv_heads * (self.key_dim + self.value_dim)
+
+
+@dataclass
+class _Group:
+    """Sequences of similar shape, padded to one dense batch of B sequences, Q queries and K keys."""
+
+    queries: Tensor
+    """[B, Q] int64: index into the step's tokens; padding repeats the first."""
+    real: Tensor | None
+    """[B * Q] bool: which of the queries are real; None when all are."""
+    blocks: Tensor
+    """[B * K / block_size] int64; padding names block 0."""
+    query_positions: Tensor
+    """[B, Q] int64; padding has the position of the first query."""
+    num_keys: int
+    masks: dict[tuple[int | None, int], Tensor] = field(default_factory=dict)
+
+    def mask(self, window: int | None, repeat: int) -> Tensor:
+        """[B, 1, repeat * Q, K] bool: keys at or before each query and, with a window, fewer than `window` back."""
+        mask = self.masks.get((window, repeat))
+        if mask is None:
+            keys = torch.arange(self.num_keys, device=self.query_positions.device)
+            distance = self.query_positions[:, :, None] - keys
+            mask = distance >= 0
+            if window is not None:
+                mask &= distance < window
+            mask = mask.repeat(1, repeat, 1)[:, None]
+            self.masks[window, repeat] = mask
+        return mask
+
+
+class AttentionPlan:
+    """Where a step's tokens store their KV and what they attend to.
+
+    Args:
+        kv: the storage.
+        spans: each sequence's part of the step, in the order of the flattened tokens.
+        device: where the model runs.
+    """
+
+    def __init__(self, kv: PagedKV, spans: Sequence[Span], device: torch.device) -> None:
+        self.kv = kv
+        slots: list[int] = []
+        positions: list[int] = []
+        members: dict[tuple[int, int], list[tuple[int, Span]]] = {}
+        size = kv.block_size
+        for span in spans:
+            first = len(slots)
+            end = span.start + span.num_tokens
+            table = span.block_table
+            slots += [table[p // size] * size + p % size for p in range(span.start, end)]
+            positions += range(span.start, end)
+            # Padding at most doubles either side of the dense batch.
+            shape = (span.num_tokens.bit_length(), (-(-end // size)).bit_length())
+            members.setdefault(shape, []).append((first, span))
+        self.positions = torch.tensor(positions, device=device)
+        self.slots = torch.tensor(slots, device=device)
+        self.groups = [_group(spans_of, size, device) for spans_of in members.values()]
+
+
+def _group(members: Sequence[tuple[int, Span]], block_size: int, device: torch.device) -> _Group:
+    num_queries = max(span.num_tokens for _, span in members)
+    num_blocks = max(-(-(span.start + span.num_tokens) // block_size) for _, span in members)
+    queries, positions, real, blocks = [], [], [], []
+    for first, span in members:
+        padding = num_queries - span.num_tokens
+        queries.append([*range(first, first + span.num_tokens), *[first] * padding])
+        positions.append([*range(span.start, span.start + span.num_tokens), *[span.start] * padding])
+        real += [True] * span.num_tokens + [False] * padding
+        used = span.block_table[: -(-(span.start + span.num_tokens) // block_size)]
+        blocks += [*used, *[0] * (num_blocks - len(used))]
+    return _Group(
+        queries=torch.tensor(queries, device=device),
+        real=None if all(real) else torch.tensor(real, device=device),
+        blocks=torch.tensor(blocks, device=device),
+        query_positions=torch.tensor(positions, device=device),
+        num_keys=num_blocks * block_size,
+    )
+
+
+def paged_attention(
+    module: torch.nn.Module,
+    query: Tensor,  # [1, heads, n, key_dim]
+    key: Tensor,  # [1, kv_heads, n, key_dim]
+    value: Tensor,  # [1, kv_heads, n, value_dim]
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Stores the step's keys and values and attends over the blocks each sequence owns.
+
+    Returns:
+        [1, n, heads, value_dim], and None for the weights.
+    """
+    plan = kwargs[PLAN_KEYWORD]
+    layer = module.layer_idx
+    keys, values = plan.kv.keys[layer], plan.kv.values[layer]
+    keys.flatten(0, 1)[plan.slots] = key[0].transpose(0, 1)
+    values.flatten(0, 1)[plan.slots] = value[0].transpose(0, 1)
+
+    tokens = query[0].transpose(0, 1)  # [n, heads, key_dim]
+    output = tokens.new_empty(tokens.shape[0], tokens.shape[1], values.shape[-1])
+    for group in plan.groups:
+        attended = _attend(group, tokens, keys, values, scaling, sliding_window, softcap).flatten(0, 1)
+        index = group.queries.flatten()
+        if group.real is not None:
+            index, attended = index[group.real], attended[group.real]
+        output[index] = attended
+    return output[None], None
+
+
+def _attend(
+    group: _Group,
+    tokens: Tensor,  # [n, heads, key_dim]
+    keys: Tensor,  # [num_blocks, block_size, kv_heads, key_dim]
+    values: Tensor,  # [num_blocks, block_size, kv_heads, value_dim]
+    scaling: float | None,
+    window: int | None,
+    softcap: float | None,
+) -> Tensor:
+    """[B, Q, heads, value_dim]."""
+    batch, num_queries = group.queries.shape
+    heads, kv_heads = tokens.shape[1], keys.shape[2]
+    repeat = heads // kv_heads
+    # Heads that share keys become further queries of the same keys, so nothing is repeated.
+    query = tokens[group.queries].view(batch, num_queries, kv_heads, repeat, -1)
+    query = query.permute(0, 2, 3, 1, 4).reshape(batch, kv_heads, repeat * num_queries, -1)
+    key = keys[group.blocks].view(batch, group.num_keys, kv_heads, -1).transpose(1, 2)
+    value = values[group.blocks].view(batch, group.num_keys, kv_heads, -1).transpose(1, 2)
+    mask = group.mask(window, repeat)
+    if softcap is None:
+        out = torch.nn.functional.scaled_dot_product_attention(query, key, value, mask, scale=scaling)
+    else:
+        out = _softcapped(query, key, value, mask, scaling, softcap)
+    out = out.view(batch, kv_heads, repeat, num_queries, -1)
+    return out.permute(0, 3, 1, 2, 4).reshape(batch, num_queries, heads, -1)
+
+
+def _softcapped(
+    query: Tensor,  # [B, kv_heads, Q, key_dim]
+    key: Tensor,  # [B, kv_heads, K, key_dim]
+    value: Tensor,  # [B, kv_heads, K, value_dim]
+    mask: Tensor,  # [B, 1, Q, K] bool
+    scaling: float | None,
+    softcap: float,
+) -> Tensor:
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    scores = torch.tanh((query @ key.transpose(2, 3)) * scale / softcap) * softcap
+    scores = scores.masked_fill(~mask, -torch.inf)
+    return scores.softmax(-1, dtype=torch.float32).to(value.dtype) @ value
+
+
+def _no_mask(*args: Any, **kwargs: Any) -> None:
+    """The plan holds the masks; the model need not make one."""
+
+
+def register_attention() -> None:
+    """Makes `ATTENTION_NAME` known to transformers."""
+    AttentionInterface.register(ATTENTION_NAME, paged_attention)
+    AttentionMaskInterface.register(ATTENTION_NAME, _no_mask)

@@ -1,0 +1,179 @@
+"""Loading a causal LM of any architecture and putting its attention on the paged KV."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
+from transformers.masking_utils import AttentionMaskInterface
+
+from specdecode.errors import FailedPreconditionError
+from specdecode.lm.attention import ATTENTION_NAME, LayerShape, register_attention
+from specdecode.types import ModelInfo
+
+_PROBE_NAME = "specdecode_probe"
+# Rotary embeddings whose frequencies depend on the longest position of a batch: one sequence would change another.
+_LENGTH_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model whose attention is paged.
+
+    Attributes:
+        module: the transformers model, in eval mode.
+        vocab_size: ids that may have mass; logits beyond are padding.
+        max_length: longest sequence, prompt and output together.
+        layers: what each layer stores for a token.
+    """
+
+    module: torch.nn.Module
+    name: str
+    vocab_size: int
+    max_length: int
+    dtype: torch.dtype
+    device: torch.device
+    layers: tuple[LayerShape, ...]
+
+    @property
+    def num_parameters(self) -> int:
+        """Weights, shared ones counted once."""
+        return sum(parameter.numel() for parameter in self.module.parameters())
+
+    def block_bytes(self, block_size: int) -> int:
+        """Memory of one KV block in all layers."""
+        return block_size * self.dtype.itemsize * sum(layer.numbers for layer in self.layers)
+
+    def info(self, fingerprint: str, eos_token_ids: tuple[int, ...]) -> ModelInfo:
+        """What a peer needs to know of it; pool sizes are added by whoever has a pool."""
+        return ModelInfo(
+            name=self.name,
+            fingerprint=fingerprint,
+            vocab_size=self.vocab_size,
+            max_length=self.max_length,
+            dtype=str(self.dtype).removeprefix("torch."),
+            device=str(self.device),
+            eos_token_ids=eos_token_ids,
+            num_parameters=self.num_parameters,
+        )
+
+    def limited(self, vocab_size: int | None = None, max_length: int | None = None) -> LoadedModel:
+        """The same model with a smaller vocabulary or a shorter context, as given."""
+        return replace(
+            self,
+            vocab_size=min(self.vocab_size, vocab_size or self.vocab_size),
+            max_length=min(self.max_length, max_length or self.max_length),
+        )
+
+
+def load_model(path: Path | str, dtype: torch.dtype, device: torch.device | str = "cpu") -> LoadedModel:
+    """Loads a decoder-only model from a directory (safetensors only, no remote code) and checks that it can be served.
+
+    Raises:
+        FailedPreconditionError: the directory holds no such model, or an architecture that paged attention can't
+            serve; the reason says which.
+    """
+    try:
+        config = AutoConfig.from_pretrained(path)
+        module = AutoModelForCausalLM.from_pretrained(path, config=config, dtype=dtype, use_safetensors=True)
+    except (OSError, ValueError, KeyError) as error:
+        raise FailedPreconditionError(f"{path}: not a causal language model that can be loaded: {error}") from error
+    return adopt_model(module, Path(path).name, device)
+
+
+def adopt_model(module: Any, name: str, device: torch.device | str = "cpu") -> LoadedModel:
+    """Puts an already built transformers model on paged attention, after a self-test against its own attention.
+
+    Raises:
+        FailedPreconditionError: see `load_model`.
+    """
+    from specdecode.lm.selftest import check_paged_equals_plain
+
+    register_attention()
+    module = module.eval().requires_grad_(False).to(device)
+    config = module.config.get_text_config()
+    _require_supported(module, config, name)
+    plain = _plain_attention(module)
+    model = LoadedModel(
+        module=module,
+        name=name,
+        vocab_size=config.vocab_size,
+        max_length=_max_length(config),
+        dtype=module.dtype,
+        device=torch.device(device),
+        layers=_probe_layers(module, config, name),
+    )
+    check_paged_equals_plain(model, plain)
+    module.set_attn_implementation(ATTENTION_NAME)
+    return model
+
+
+def _plain_attention(module: Any) -> str:
+    """The model's own attention; its eager one where it has no other."""
+    name = module.config._attn_implementation
+    return name if name in ("eager", "sdpa") else "eager"
+
+
+def _require_supported(module: Any, config: Any, name: str) -> None:
+    parameters = inspect.signature(module.forward).parameters
+    if getattr(config, "is_encoder_decoder", False):
+        raise FailedPreconditionError(f"{name}: an encoder-decoder model; only decoder-only models are served")
+    if "logits_to_keep" not in parameters or "position_ids" not in parameters:
+        raise FailedPreconditionError(f"{name}: {type(module).__name__} takes no position_ids or logits_to_keep")
+
+
+def _rope_parameters(config: Any) -> Iterator[Mapping[str, Any]]:
+    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    yield rope
+    yield from (value for value in rope.values() if isinstance(value, Mapping))
+
+
+def _max_length(config: Any) -> int:
+    longest = int(config.max_position_embeddings)
+    for rope in _rope_parameters(config):
+        if rope.get("rope_type") in _LENGTH_DEPENDENT_ROPE:
+            longest = min(longest, int(rope.get("original_max_position_embeddings") or longest))
+    return longest
+
+
+def _probe_layers(module: Any, config: Any, name: str) -> tuple[LayerShape, ...]:
+    """Runs one token and notes what each layer would store.
+
+    Raises:
+        FailedPreconditionError: some layer has no attention of the usual kind.
+    """
+    seen: dict[int, LayerShape] = {}
+
+    def probe(
+        layer: torch.nn.Module,
+        query: Tensor,  # [1, heads, n, key_dim]
+        key: Tensor,  # [1, kv_heads, n, key_dim]
+        value: Tensor,  # [1, kv_heads, n, value_dim]
+        *args: Any,
+        **kwargs: Any,
+    ) -> tuple[Tensor, None]:
+        seen[int(layer.layer_idx)] = LayerShape(key.shape[1], key.shape[3], value.shape[3])
+        return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3]), None
+
+    AttentionInterface.register(_PROBE_NAME, probe)
+    AttentionMaskInterface.register(_PROBE_NAME, lambda *args, **kwargs: None)
+    before = _plain_attention(module)
+    try:
+        module.set_attn_implementation(_PROBE_NAME)
+        with torch.inference_mode():
+            module(input_ids=torch.zeros(1, 1, dtype=torch.long, device=module.device), use_cache=False)
+        module.set_attn_implementation(before)
+    except (AttributeError, TypeError, ValueError, RuntimeError) as error:
+        raise FailedPreconditionError(f"{name}: {type(module).__name__} can't run on paged attention: {error}") from error
+    if sorted(seen) != list(range(config.num_hidden_layers)):
+        raise FailedPreconditionError(
+            f"{name}: {type(module).__name__} has {config.num_hidden_layers} layers, of which only {len(seen)} keep "
+            "keys and values that paged attention could store; recurrent and hybrid models are not served"
+        )
+    return tuple(seen[layer] for layer in range(config.num_hidden_layers))

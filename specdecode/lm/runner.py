@@ -1,0 +1,88 @@
+"""Running many sequences' tokens through a paged model in one forward."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from specdecode.lm.attention import PLAN_KEYWORD, AttentionPlan, PagedKV, Span
+from specdecode.lm.model import LoadedModel
+from specdecode.lm.pool import BlockPool
+from specdecode.lm.sequence import KVSequence
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Tokens of one sequence to run at positions kv_len, kv_len + 1, …; the last `num_logits` of them need logits."""
+
+    sequence: KVSequence
+    token_ids: Sequence[int]
+    num_logits: int
+
+
+class PagedLM:
+    """A model, its block pool and the KV in it.
+
+    Args:
+        model: from `load_model`.
+        num_blocks: size of the pool.
+        block_size: tokens a block holds.
+        prefix_cache: whether full blocks are found again by their tokens.
+    """
+
+    def __init__(
+        self, model: LoadedModel, num_blocks: int, block_size: int = 16, prefix_cache: bool = True
+    ) -> None:
+        self.model = model
+        self.pool = BlockPool(num_blocks, block_size, prefix_cache)
+        self.kv = PagedKV(model.layers, num_blocks, block_size, model.dtype, model.device)
+
+    @property
+    def max_length(self) -> int:
+        """Longest sequence that the model and the pool can hold."""
+        return min(self.model.max_length, self.pool.num_blocks * self.pool.block_size)
+
+    def new_sequence(self, token_ids: Sequence[int], salt: bytes = b"") -> KVSequence:
+        """A sequence of this pool that holds nothing yet."""
+        return KVSequence(self.pool, token_ids, salt)
+
+    @torch.inference_mode()
+    def forward(self, chunks: Sequence[Chunk]) -> Tensor:
+        """Runs the chunks, stores their KV and advances each sequence's `kv_len`.
+
+        Returns:
+            [Σ num_logits, vocab_size] logits in the model's dtype, in the order of the chunks.
+
+        Raises:
+            OutOfBlocksError: the pool can't hold them; reserve before to be sure. Nothing was run.
+        """
+        for chunk in chunks:
+            chunk.sequence.reserve(len(chunk.token_ids))
+        spans = [Span(c.sequence.block_table, c.sequence.kv_len, len(c.token_ids)) for c in chunks]
+        device = self.model.device
+        plan = AttentionPlan(self.kv, spans, device)
+        tokens = torch.tensor([token for chunk in chunks for token in chunk.token_ids], device=device)
+        rows = torch.tensor(_logit_rows(chunks), dtype=torch.long, device=device)
+        output = self.model.module(
+            input_ids=tokens[None],
+            position_ids=plan.positions[None],
+            use_cache=False,
+            logits_to_keep=rows,
+            **{PLAN_KEYWORD: plan},
+        )
+        for chunk in chunks:
+            chunk.sequence.kv_len += len(chunk.token_ids)
+        logits: Tensor = output.logits[0, :, : self.model.vocab_size]
+        return logits
+
+
+def _logit_rows(chunks: Sequence[Chunk]) -> list[int]:
+    rows: list[int] = []
+    end = 0
+    for chunk in chunks:
+        end += len(chunk.token_ids)
+        rows += range(end - chunk.num_logits, end)
+    return rows
