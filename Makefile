@@ -1,0 +1,79 @@
+# Everything runs in .venv, which is made on first use and again when constraints.txt or pyproject.toml change.
+#
+#   make demo              three services on loopback, three prompts, a table of rounds for each
+#   make test              the whole test suite
+#   make lint              ruff, mypy --strict, buf
+#   make protos            regenerate the stubs in specdecode/v1
+#   make bench-NAME        run benchmarks/NAME.py, which writes docs/results/NAME.json and a picture
+#   make bars              print every bar of every result that does not hold
+#   make test-mutations    break the code on purpose and name the test that notices
+#   make clean             remove .venv and what tools left behind
+#
+# PYTHON is the interpreter that .venv is made from (3.11 or newer), PIP_ARGS goes to every `pip install`,
+# PYTEST_ARGS to pytest.
+
+PYTHON ?= python3
+PIP_ARGS ?=
+PYTEST_ARGS ?=
+
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+MODELS := smollm2-135m-instruct smollm2-135m-instruct-draft
+PROTOS := $(wildcard protos/specdecode/v1/*.proto)
+INPUTS := constraints.txt pyproject.toml
+
+.PHONY: demo test lint format protos bars test-mutations models clean
+.DELETE_ON_ERROR:
+
+demo: .venv/.installed-run
+	$(BIN)/specdecode demo
+
+test: .venv/.installed-dev models
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+test-mutations: .venv/.installed-dev models
+	$(BIN)/python -m tests.mutations
+
+lint: .venv/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy --strict
+	$(BIN)/buf lint protos
+
+format: .venv/.installed-dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+protos: .venv/.installed-dev
+	$(BIN)/python -m grpc_tools.protoc -Iprotos -Iprotos/third_party \
+	    --python_out=. --pyi_out=. --grpc_python_out=. $(PROTOS)
+
+bench-%: .venv/.installed-dev models
+	$(BIN)/python -m benchmarks.$(subst -,_,$*)
+
+bars: .venv/.installed-dev
+	$(BIN)/python -m benchmarks.bars
+
+# At once when the cache is whole.
+models: | .venv/.installed-run
+	@for model in $(MODELS); do $(BIN)/specdecode models fetch $$model || exit 1; done
+
+# What the demo needs, and no more: the first demo should not wait for tools of development.
+.venv/.installed-run: $(INPUTS) | .venv/bin/python
+	@echo "Installing specdecode into .venv"
+	$(PIP) install $(PIP_ARGS) --constraint constraints.txt --editable '.[convert]'
+	@touch $@
+
+.venv/.installed-dev: $(INPUTS) | .venv/bin/python
+	@echo "Installing specdecode and its development tools into .venv"
+	$(PIP) install $(PIP_ARGS) --constraint constraints.txt --editable '.[dev]'
+	@touch .venv/.installed-run $@
+
+.venv/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	    || { echo "specdecode needs Python 3.11 or newer; name one: make PYTHON=python3.12"; exit 1; }
+	$(PYTHON) -m venv .venv
+
+clean:
+	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
