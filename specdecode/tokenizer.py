@@ -32,8 +32,8 @@ def load_tokenizer(path: Path) -> PreTrainedTokenizerBase:
 def fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
     """SHA-256 hex digest over the vocabulary, sorted by id, and the ids of special tokens.
 
-    Equal digests mean that every id stands for the same token. Which of the special ids ends a text is left out on
-    purpose: a base model may draft for the instruct model made from it.
+    Equal digests mean that every id stands for the same token. Which of the special ids ends a text is left out
+    on purpose: a base model may draft for the instruct model made from it.
     """
     vocabulary = sorted((token_id, token) for token, token_id in tokenizer.get_vocab().items())
     special = sorted(i for i, token in tokenizer.added_tokens_decoder.items() if token.special)
@@ -43,11 +43,11 @@ def fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
 
 def vocab_size(tokenizer: PreTrainedTokenizerBase) -> int:
     """One more than the largest id; ids of a model's logits from here on are padding and never have mass."""
-    return max(tokenizer.get_vocab().values()) + 1
+    return 1 + max(int(token_id) for token_id in tokenizer.get_vocab().values())
 
 
 def eos_token_ids(path: Path, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
-    """Ids that end a text, ascending: of generation_config.json, else of config.json, else the tokenizer's own."""
+    """Ids that end a text, ascending: generation_config.json's, else config.json's, else the tokenizer's."""
     for name in ("generation_config.json", "config.json"):
         ids = _eos_of(path / name)
         if ids:
