@@ -1,0 +1,411 @@
+"""Settings of the three services: one frozen class each, one definition of every default.
+
+Sources, strongest first: command line (`--max-running 64`), environment (`SPECDECODE_TARGET_MAX_RUNNING=64`),
+one TOML or YAML file (`--config PATH` or `SPECDECODE_CONFIG`) with sections `target`, `draft` and `router`,
+defaults. `none` (or an empty environment variable) stands for an absent value.
+
+    settings = load_settings(TargetSettings, sys.argv[1:])
+
+Constructing a class directly, as tests do, reads nothing but its arguments.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, NoReturn, Self, TypeVar
+
+import yaml
+from pydantic import AfterValidator, BeforeValidator, ByteSize, Field, ValidationError, model_validator
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
+from pydantic_settings import (
+    BaseSettings,
+    CliSettingsSource,
+    EnvSettingsSource,
+    NoDecode,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
+
+from specdecode import __version__
+from specdecode.errors import FieldViolation, InvalidArgumentError
+from specdecode.types import MAX_DRAFT_TOKENS
+
+CONFIG_VARIABLE = "SPECDECODE_CONFIG"
+DEFAULT_MODEL = "smollm2-135m-instruct"
+ROUTER_PORT = 50051
+TARGET_PORT = 50052
+DRAFT_PORT = 50053
+MAX_TOP_K = 64
+"""Largest support of q on the wire."""
+
+MIB = 2**20
+GIB = 2**30
+_ADDRESS = re.compile(r"(?:dns:///)?(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):(?P<port>[0-9]{1,5})")
+_SERVICE_LINK = re.compile(r"(SERVICE_HOST|SERVICE_PORT.*|PORT_[0-9]+_(TCP|UDP|SCTP).*)$")
+
+DType = Literal["auto", "float32", "bfloat16", "float16"]
+Device = Literal["auto", "cpu", "cuda"]
+LogLevel = Literal["debug", "info", "warning", "error"]
+
+
+def _absent(value: object) -> object:
+    return None if isinstance(value, str) and value.strip().lower() in ("", "none") else value
+
+
+def _split(value: object) -> object:
+    return tuple(part.strip() for part in value.split(",")) if isinstance(value, str) else value
+
+
+def _check_address(address: str) -> str:
+    match = _ADDRESS.fullmatch(address)
+    if match is None or not 1 <= int(match["port"]) <= 65535:
+        raise ValueError(f"{address!r} is not an address")
+    return address
+
+
+def _check_distinct(addresses: tuple[str, ...]) -> tuple[str, ...]:
+    if len(set(addresses)) < len(addresses):
+        raise ValueError("one address stands twice")
+    return addresses
+
+
+Bytes = Annotated[ByteSize | None, BeforeValidator(_absent)]
+OptionalInt = Annotated[int | None, BeforeValidator(_absent)]
+OptionalStr = Annotated[str | None, BeforeValidator(_absent)]
+Address = Annotated[str, AfterValidator(_check_address)]
+OptionalAddress = Annotated[Address | None, BeforeValidator(_absent)]
+Addresses = Annotated[tuple[Address, ...], NoDecode, BeforeValidator(_split), AfterValidator(_check_distinct)]
+
+
+def _option(default: object, what: str, allowed: str = "", **limits: Any) -> Any:
+    """A field with its default; `allowed` says range and unit, both in --help and when a value is refused."""
+    description = f"{what}; {allowed}" if allowed else what
+    return Field(default, description=description, json_schema_extra={"allowed": allowed}, **limits)
+
+
+def _count(default: int | None, what: str, unit: str, low: int, high: int) -> Any:
+    return _option(default, what, f"{low} to {high} {unit}", ge=low, le=high)
+
+
+def _real(default: float, what: str, unit: str, low: float, high: float) -> Any:
+    return _option(default, what, f"{low:g} to {high:g}{' ' if unit else ''}{unit}", ge=low, le=high)
+
+
+def _readable(size: int) -> str:
+    return ByteSize(size).human_readable().replace(".0", "")
+
+
+def _size(default: int | None, what: str, low: int, high: int) -> Any:
+    allowed = f"{_readable(low)} to {_readable(high)}, written as 512MiB or 2GiB"
+    return _option(default, what, allowed, ge=low, le=high)
+
+
+def _port(default: int) -> Any:
+    return _count(default, "TCP port to listen on, 0 for any free one", "(port number)", 0, 65535)
+
+
+class ServiceSettings(BaseSettings):
+    """What all three services have."""
+
+    section: ClassVar[str]
+    program: ClassVar[str]
+
+    model_config = SettingsConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False)
+
+    host: str = _option("127.0.0.1", "address of the network interface to listen on", min_length=1)
+    drain_seconds: float = _real(30.0, "grace for running requests after SIGTERM", "seconds", 0, 3600)
+    max_message_bytes: ByteSize = _size(16 * MIB, "largest message sent or received", 64 * 1024, GIB)
+    log_level: LogLevel = _option("info", "least severe records that are logged")
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Only arguments: `load_settings` merges the other sources, so that a refusal can name its source."""
+        return (init_settings,)
+
+
+class ModelServiceSettings(ServiceSettings):
+    """What the two services that run a model have."""
+
+    dtype: DType = _option("auto", "number format of weights and KV; auto takes the checkpoint's own")
+    device: Device = _option("auto", "where the model runs; auto takes a GPU if there is one")
+    num_threads: int = _count(0, "of one forward on the CPU; 0 leaves torch's default", "threads", 0, 1024)
+    kv_memory: Bytes = _size(None, "memory of the KV pool; none takes kv_memory_fraction", MIB, 2**46)
+    kv_memory_fraction: float = _real(0.3, "share of the free memory for the KV pool", "", 0.01, 0.95)
+    num_blocks: OptionalInt = _count(None, "KV blocks; overrides the memory options", "blocks", 2, 2**31 - 1)
+    block_size: int = _count(16, "tokens of one KV block", "tokens", 1, 256)
+    max_length: int = _count(0, "longest sequence; 0 takes the model's context", "tokens", 0, 2**24)
+    prefill_chunk: int = _count(256, "most prompt tokens of one sequence in one forward", "tokens", 1, 2**16)
+    engine_seed: OptionalInt = _count(
+        None, "seed of unseeded requests' noise, for tests; none draws a fresh one", "(seed)", 0, 2**63 - 1
+    )
+
+
+class TargetSettings(ModelServiceSettings):
+    """Settings of the target service."""
+
+    section = "target"
+    program = "python -m target_service"
+
+    model: str = _option(DEFAULT_MODEL, "model: a fetched name, a directory or a hub id", min_length=1)
+    port: int = _port(TARGET_PORT)
+    max_running: int = _count(256, "sequences in the running batch", "sequences", 1, 2**16)
+    max_waiting: int = _count(1024, "sequences that may wait for admission", "sequences", 0, 2**20)
+    max_tokens_in_flight: int = _count(
+        512, "query tokens of one forward, drafts and prefill together", "tokens", MAX_DRAFT_TOKENS + 1, 2**18
+    )
+    prefix_cache: bool = _option(True, "reuse KV of equal prefixes")
+    trust_draft: bool = _option(True, "believe q as the draft sends it; otherwise drafts count as one-hot")
+
+
+class DraftSettings(ModelServiceSettings):
+    """Settings of the draft service."""
+
+    section = "draft"
+    program = "python -m draft_service"
+
+    model: OptionalStr = _option(
+        None, "draft model: a fetched name, a directory or a hub id; none offers the n-gram drafter alone"
+    )
+    port: int = _port(DRAFT_PORT)
+    max_sequences: int = _count(256, "sequences open at once; more are refused", "sequences", 1, 2**16)
+    max_draft_tokens: int = _count(
+        MAX_DRAFT_TOKENS, "most tokens of one draft, whatever is asked for", "tokens", 1, MAX_DRAFT_TOKENS
+    )
+    top_k: int = _count(MAX_TOP_K, "support of q, what the draft model samples from", "tokens", 1, MAX_TOP_K)
+    ngram_min: int = _count(2, "shortest match of the n-gram drafter", "tokens", 1, 64)
+    ngram_max: int = _count(5, "longest match of the n-gram drafter, tried first", "tokens", 1, 64)
+    ngram_match: Literal["earliest", "latest"] = _option("latest", "which of equal matches is continued")
+
+    @model_validator(mode="after")
+    def _check_ngram_range(self) -> Self:
+        if self.ngram_min > self.ngram_max:
+            raise ValueError(f"ngram_min {self.ngram_min} is above ngram_max {self.ngram_max}")
+        return self
+
+
+class RouterSettings(ServiceSettings):
+    """Settings of the router."""
+
+    section = "router"
+    program = "python -m router"
+
+    model: str = _option(
+        DEFAULT_MODEL, "tokenizer and chat template: a fetched name, a directory or a hub id", min_length=1
+    )
+    port: int = _port(ROUTER_PORT)
+    targets: Addresses = _option(
+        (f"127.0.0.1:{TARGET_PORT}",), "target replicas", "distinct host:port, comma between", min_length=1
+    )
+    draft: OptionalAddress = _option(
+        f"127.0.0.1:{DRAFT_PORT}", "draft service; none never speculates", "one host:port, or none"
+    )
+    drafter: Literal["auto", "ngram", "model"] = _option(
+        "auto", "drafter of requests that name none; auto takes the model drafter where there is one"
+    )
+    num_draft_tokens: int = _count(4, "γ, tokens drafted for one round", "tokens", 0, MAX_DRAFT_TOKENS)
+    draft_deadline_seconds: float = _real(
+        0.25, "how long a round waits for drafts before it goes on without", "seconds", 0.001, 60
+    )
+    lease_tokens: int = _count(16, "tokens a target may emit without asking", "tokens", 1, 1024)
+    max_requests: int = _count(1024, "requests at once; more are refused", "requests", 1, 2**20)
+    max_prompt_bytes: ByteSize = _size(4 * MIB, "largest prompt", 1024, GIB)
+    failover_seconds: float = _real(30.0, "how long a request waits for a target replica", "seconds", 0, 3600)
+
+
+S = TypeVar("S", bound=ServiceSettings)
+
+
+def load_settings(cls: type[S], argv: Sequence[str]) -> S:
+    """The settings of one service, or exit code 2 with one line a problem on stderr.
+
+    Args:
+        cls: which service.
+        argv: the command line without the program's name; `--help` prints all options and exits with 0.
+    """
+    try:
+        return read_settings(cls, argv)
+    except InvalidArgumentError as error:
+        for violation in error.violations:
+            print(f"{cls.program}: {violation.field}: {violation.description}", file=sys.stderr)
+        raise SystemExit(2) from None
+
+
+def read_settings(cls: type[S], argv: Sequence[str]) -> S:
+    """As `load_settings`, raising InvalidArgumentError with one violation a problem."""
+    path, options = _read_command_line(cls, argv)
+    sources = (options, _read_environment(cls), _read_file(cls, path))
+    merged = {name: value for source in reversed(sources) for name, value in source.values.items()}
+    try:
+        return cls(**merged)
+    except ValidationError as error:
+        raise _refusal([_violation(cls, details, sources) for details in error.errors()]) from None
+
+
+class _Source:
+    """Values of one source and how it calls a field."""
+
+    def __init__(self, values: dict[str, Any], prefix: str, *, case: str = "") -> None:
+        self.values = values
+        self._prefix = prefix
+        self._case = case
+
+    def name_of(self, field: str) -> str:
+        match self._case:
+            case "kebab":
+                return self._prefix + field.replace("_", "-")
+            case "upper":
+                return self._prefix + field.upper()
+            case _:
+                return self._prefix + field
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise InvalidArgumentError.of("command line", f"{message}; --help lists the options")
+
+
+def _read_command_line(cls: type[ServiceSettings], argv: Sequence[str]) -> tuple[str | None, _Source]:
+    parser = _Parser(
+        prog=cls.program,
+        description=(
+            f"{cls.__doc__} Every option can also be set by environment ({_env_prefix(cls)}NAME, dashes as "
+            f"underscores) or in section [{cls.section}] of the file; the command line wins over both, the "
+            "environment over the file."
+        ),
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--config", metavar="PATH", help=f"TOML or YAML file; also {CONFIG_VARIABLE} (default: none)"
+    )
+    parser.add_argument("--version", action="version", version=__version__)
+    found: dict[str, str | None] = {}
+
+    def parse(root: argparse.ArgumentParser, args: Sequence[str] | None = None) -> argparse.Namespace:
+        namespace = argparse.ArgumentParser.parse_args(root, args)
+        found["config"] = vars(namespace).pop("config")
+        return namespace
+
+    source: CliSettingsSource[Any] = CliSettingsSource(
+        cls,
+        root_parser=parser,
+        parse_args_method=parse,
+        add_argument_method=_add_argument,
+        cli_parse_args=list(argv),
+        cli_parse_none_str="none",
+        cli_kebab_case=True,
+        cli_implicit_flags=True,
+        cli_hide_none_type=True,
+        cli_avoid_json=True,
+    )
+    return found["config"] or os.environ.get(CONFIG_VARIABLE) or None, _Source(source(), "--", case="kebab")
+
+
+def _add_argument(parser: argparse.ArgumentParser, *names: str, **options: Any) -> argparse.Action:
+    """As argparse does it, with sizes and lists shown the way they are typed."""
+    match options.get("metavar"):
+        case "ByteSize":
+            options["metavar"] = "size"
+            options["help"] = re.sub(r"(?<=default: )\d+", lambda m: _readable(int(m[0])), options["help"])
+        case "tuple[str,...]":
+            options["metavar"] = "addresses"
+            options["help"] = re.sub(r"\('(.*)',\)", r"\1", options["help"])
+    return parser.add_argument(*names, **options)
+
+
+def _env_prefix(cls: type[ServiceSettings]) -> str:
+    return f"SPECDECODE_{cls.section.upper()}_"
+
+
+def _read_environment(cls: type[ServiceSettings]) -> _Source:
+    prefix = _env_prefix(cls)
+    source = _Source(EnvSettingsSource(cls, env_prefix=prefix, env_ignore_empty=True)(), prefix, case="upper")
+    known = {source.name_of(field) for field in cls.model_fields}
+    unknown = [
+        FieldViolation(name, f"unknown variable; known are {prefix}NAME for the options that --help lists")
+        for name, value in os.environ.items()
+        if name.startswith(prefix) and name not in known and not _is_service_link(name)
+    ]
+    if unknown:
+        raise _refusal(unknown)
+    links = [name for name, value in source.values.items() if str(value).startswith(("tcp://", "udp://"))]
+    for name in links:
+        del source.values[name]
+    return source
+
+
+def _is_service_link(name: str) -> bool:
+    """Whether Kubernetes set it: for a service called specdecode-target, containers of its namespace get
+    SPECDECODE_TARGET_SERVICE_HOST and SPECDECODE_TARGET_PORT=tcp://10.0.0.1:50052.
+    """
+    return _SERVICE_LINK.search(name) is not None
+
+
+def _read_file(cls: type[ServiceSettings], path: str | None) -> _Source:
+    if path is None:
+        return _Source({}, "")
+    sections = _parse_file(Path(path))
+    known = {"target", "draft", "router"}
+    if unknown := [name for name in sections if name not in known]:
+        description = f"unknown section; known are {', '.join(sorted(known))}"
+        raise _refusal([FieldViolation(f"{path} [{name}]", description) for name in unknown])
+    values = sections.get(cls.section) or {}
+    if not isinstance(values, dict):
+        raise InvalidArgumentError.of(f"{path} [{cls.section}]", "a section with options is needed")
+    return _Source({str(name): value for name, value in values.items()}, f"{path} [{cls.section}] ")
+
+
+def _parse_file(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+        match path.suffix.lower():
+            case ".toml":
+                content: Any = tomllib.loads(text)
+            case ".yaml" | ".yml":
+                content = yaml.safe_load(text) or {}
+            case _:
+                raise InvalidArgumentError.of("--config", f"{path} is neither .toml nor .yaml nor .yml")
+    except OSError as error:
+        raise InvalidArgumentError.of("--config", f"{path} can't be read: {error.strerror}") from None
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError, yaml.YAMLError) as error:
+        raise InvalidArgumentError.of("--config", f"{path}: {' '.join(str(error).split())}") from None
+    if not isinstance(content, dict):
+        raise InvalidArgumentError.of("--config", f"{path} holds no sections")
+    return content
+
+
+def _violation(
+    cls: type[ServiceSettings], details: ErrorDetails, sources: Sequence[_Source]
+) -> FieldViolation:
+    name = str(details["loc"][0]) if details["loc"] else ""
+    source = next((source for source in sources if name in source.values), sources[0])
+    reason = details["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+    if not name:
+        return FieldViolation("options", reason)
+    if details["type"] == "extra_forbidden":
+        return FieldViolation(source.name_of(name), "unknown option; --help lists the options")
+    allowed = _allowed(cls.model_fields[name]) or reason
+    return FieldViolation(source.name_of(name), f"{source.values.get(name)!r} is refused; allowed: {allowed}")
+
+
+def _allowed(field: FieldInfo) -> str:
+    extra = field.json_schema_extra
+    return str(extra["allowed"]) if isinstance(extra, dict) else ""
+
+
+def _refusal(violations: Sequence[FieldViolation]) -> InvalidArgumentError:
+    message = "; ".join(f"{violation.field}: {violation.description}" for violation in violations)
+    return InvalidArgumentError(message, violations=tuple(violations))
