@@ -1,0 +1,317 @@
+"""The engine: sequences in, one batched step at a time, results out. No I/O, no threads, no clock of its own.
+
+A request is told by one loop: `apply` a router's frame → `step`: schedule → forward → verify → commit and roll back.
+After every step each sequence's KV covers all committed tokens but the newest.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from specdecode.errors import (
+    DeadlineExceededError,
+    InvalidArgumentError,
+    NotFoundError,
+    Reason,
+    ResourceExhaustedError,
+    SpecdecodeError,
+)
+from specdecode.lm.runner import PagedLM
+from specdecode.types import (
+    MAX_DRAFT_TOKENS,
+    DecodeFrame,
+    Lease,
+    LoadSnapshot,
+    OpenSequence,
+    StepResult,
+    StepTimes,
+    Verify,
+)
+from target_service.scheduler import Scheduler, SchedulerLimits
+from target_service.sequence import SequenceKey, TargetSequence, Work
+from target_service.verify import Outcome, Verifier, first_rows, window_logprobs
+
+Order = TypeVar("Order")
+
+
+@dataclass(frozen=True)
+class StepOutcome:
+    """What one step did: the load at its end and each sequence's result, by the stream it belongs to."""
+
+    step: int
+    load: LoadSnapshot
+    results: tuple[tuple[SequenceKey, StepResult], ...] = ()
+
+
+class Engine:
+    """Continuous batching over one paged model.
+
+    Args:
+        lm: the target.
+        limits: bounds of a step and of the queue.
+        generator: noise for `rejection` and `block`; seeded from the system's entropy when None.
+        clock: seconds, for times and deadlines (epoch).
+    """
+
+    def __init__(
+        self,
+        lm: PagedLM,
+        limits: SchedulerLimits | None = None,
+        generator: torch.Generator | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.lm = lm
+        self.limits = limits or SchedulerLimits()
+        self.scheduler = Scheduler(lm.pool, self.limits)
+        self.sequences: dict[SequenceKey, TargetSequence] = {}
+        self.load = self._snapshot([], 0.0)
+        self._verifier = Verifier(generator or _entropy())
+        self._clock = clock
+        self._step = 0
+        self._notices: list[tuple[SequenceKey, StepResult]] = []
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would do anything: a window, a prefill, an admission, or a notice to give."""
+        return bool(self._notices) or self._overdue() or self.scheduler.has_work
+
+    def now(self) -> float:
+        """Seconds since the epoch, by the engine's clock."""
+        return self._clock()
+
+    def next_deadline(self) -> float | None:
+        """The earliest deadline of an open sequence, in seconds since the epoch."""
+        deadlines = (sequence.opened.deadline for sequence in self.sequences.values())
+        return min((deadline for deadline in deadlines if deadline is not None), default=None)
+
+    def apply(self, stream: int, frame: DecodeFrame) -> None:
+        """Takes a router's orders. What can't be taken is answered by an error in the next step's results."""
+        for opened in frame.opens:
+            self._notify_on_error(SequenceKey(stream, opened.sequence), self._open, opened)
+        for verify in frame.verifies:
+            self._notify_on_error(SequenceKey(stream, verify.sequence), self._order_verify, verify)
+        for lease in frame.leases:
+            self._notify_on_error(SequenceKey(stream, lease.sequence), self._order_lease, lease)
+        for sequence in frame.closes:
+            self.close(SequenceKey(stream, sequence))
+
+    def close(self, key: SequenceKey) -> None:
+        """Forgets a sequence; unknown ones (already ended) are fine."""
+        sequence = self.sequences.pop(key, None)
+        if sequence is not None:
+            self.scheduler.remove(sequence)
+
+    def close_stream(self, stream: int) -> None:
+        """Forgets all sequences of a stream that was lost."""
+        for key in [key for key in self.sequences if key.stream == stream]:
+            self.close(key)
+
+    def step(self) -> StepOutcome:
+        """Runs one step over everything that has something to run."""
+        began = self._clock()
+        self._expire(began)
+        works = self.scheduler.plan()
+        results = self._run(works, began) if works else []
+        self._step += 1
+        self.load = self._snapshot(works, self._clock() - began)
+        notices, self._notices = self._notices, []
+        return StepOutcome(self._step, self.load, (*notices, *results))
+
+    def fail_all(self, error: SpecdecodeError) -> None:
+        """Ends every sequence with `error`: after a step that could not be run."""
+        for key in list(self.sequences):
+            self._fail(key, error)
+
+    def check_integrity(self) -> None:
+        """Proves the pool's invariants; see `BlockPool.check_integrity`.
+
+        Raises:
+            IntegrityError: one does not hold.
+        """
+        known = list(self.sequences.values())
+        for sequence in known:
+            sequence.kv.check_integrity()
+        self.lm.pool.check_integrity([sequence.kv.block_table for sequence in known])
+        if sorted(map(id, known)) != sorted(map(id, [*self.scheduler.running, *self.scheduler.waiting])):
+            raise AssertionError("a sequence is neither running nor waiting")
+
+    def _run(self, works: Sequence[Work], began: float) -> list[tuple[SequenceKey, StepResult]]:
+        logits = self.lm.forward([work.chunk for work in works])
+        forward_done = self._clock()
+        windows = [work for work in works if work.has_window]
+        outcomes = self._verifier.verify(logits, windows) if windows else []
+        verify_done = self._clock()
+        results = []
+        for work, outcome, row in zip(windows, outcomes, first_rows(windows), strict=True):
+            rows = logits[row : row + work.chunk.num_logits]
+            results.append((work.sequence.key, self._commit(work, outcome, rows, began)))
+        for work in works:
+            work.sequence.last_step = self._step
+            if work.sequence.key in self.sequences:
+                self.scheduler.computed(work.sequence)
+        done = self._clock()
+        times = StepTimes(0.0, forward_done - began, verify_done - forward_done, done - began)
+        return [(key, replace(r, times=replace(times, queue=r.times.queue))) for key, r in results]
+
+    def _commit(
+        self,
+        work: Work,
+        outcome: Outcome,
+        logits: Tensor,  # [γ + 1, vocab_size]
+        began: float,
+    ) -> StepResult:
+        """Appends what a window emits, forgets KV of what was rejected, and says so."""
+        sequence, key = work.sequence, work.sequence.key
+        if outcome.error is not None:
+            self.close(key)
+            return StepResult(key.sequence, sequence.committed_length, error=outcome.error)
+        count, finish = sequence.finish_of(outcome.token_ids)
+        token_ids = outcome.token_ids[:count]
+        sequence.kv.commit(token_ids)
+        sequence.kv.rollback(sequence.committed_length - 1)
+        sequence.verify = None
+        num_top = sequence.sampling.logprobs
+        result = StepResult(
+            sequence=key.sequence,
+            committed_length=sequence.committed_length,
+            token_ids=tuple(token_ids),
+            origins=tuple(outcome.origins(len(work.drafted))[:count]),
+            num_drafted=len(work.drafted),
+            num_accepted=min(outcome.num_accepted, count),
+            tested=outcome.tested,
+            passed=outcome.passed,
+            logprobs=() if num_top is None else window_logprobs(logits, token_ids, num_top),
+            lease_left=sequence.lease_left,
+            times=StepTimes(queue=max(began - sequence.ordered_at, 0.0)),
+            num_cached_tokens=0 if sequence.reported else sequence.num_cached_tokens,
+            num_preemptions=sequence.num_preemptions,
+            finish_reason=finish,
+        )
+        sequence.reported = True
+        sequence.ordered_at = self._clock()
+        if finish is not None:
+            self.close(key)
+        return result
+
+    def _open(self, key: SequenceKey, opened: OpenSequence) -> None:
+        self._check_open(key, opened)
+        if len(self.scheduler.waiting) >= self.limits.max_waiting:
+            raise ResourceExhaustedError(
+                f"the target's queue is full ({self.limits.max_waiting} sequences wait)", retry_after=1.0
+            )
+        kv = self.lm.new_sequence(opened.token_ids, opened.cache_salt)
+        sequence = TargetSequence(key, opened, kv, ordered_at=self._clock())
+        self.sequences[key] = sequence
+        self.scheduler.waiting.append(sequence)
+
+    def _check_open(self, key: SequenceKey, opened: OpenSequence) -> None:
+        sampling, length = opened.sampling, len(opened.token_ids)
+        if key in self.sequences:
+            raise InvalidArgumentError(
+                f"sequence {key.sequence} is open already", reason=Reason.SEQUENCE_EXISTS
+            )
+        if not 1 <= opened.num_prompt_tokens <= length:
+            raise InvalidArgumentError.of(
+                "num_prompt_tokens", f"{opened.num_prompt_tokens} is outside 1 to {length}"
+            )
+        if not length - opened.num_prompt_tokens < sampling.max_tokens:
+            raise InvalidArgumentError.of("sampling.max_tokens", f"{sampling.max_tokens} are emitted already")
+        if opened.num_prompt_tokens + sampling.max_tokens > self.lm.model.max_length:
+            raise InvalidArgumentError.of(
+                "sampling.max_tokens",
+                f"{opened.num_prompt_tokens} prompt tokens and {sampling.max_tokens} more exceed the context of "
+                f"{self.lm.model.max_length}",
+            )
+        if opened.num_prompt_tokens + sampling.max_tokens > self.lm.max_length:
+            raise ResourceExhaustedError(
+                f"{opened.num_prompt_tokens} prompt tokens and {sampling.max_tokens} more never fit into the KV "
+                f"pool of {self.lm.max_length} tokens",
+                reason=Reason.KV_TOO_SMALL,
+            )
+        if not all(0 <= token < self.lm.model.vocab_size for token in opened.token_ids):
+            raise InvalidArgumentError.of("token_ids", f"ids must be below {self.lm.model.vocab_size}")
+
+    def _order_verify(self, key: SequenceKey, verify: Verify) -> None:
+        sequence = self._known(key)
+        if verify.committed_length != sequence.committed_length:
+            return  # stale: what it was drafted for has been overtaken
+        if len(verify.drafted) > MAX_DRAFT_TOKENS:
+            raise InvalidArgumentError.of(
+                "verifies.drafted", f"{len(verify.drafted)} drafts, at most {MAX_DRAFT_TOKENS}"
+            )
+        if not all(0 <= token < self.lm.model.vocab_size for token in verify.drafted):
+            raise InvalidArgumentError.of("verifies.drafted", f"ids must be below {self.lm.model.vocab_size}")
+        if verify.q is not None and len(verify.q.sizes) != len(verify.drafted):
+            raise InvalidArgumentError.of(
+                "verifies.q", f"{len(verify.q.sizes)} positions for {len(verify.drafted)} drafts"
+            )
+        sequence.verify = verify
+        sequence.lease_end = 0
+        sequence.ordered_at = self._clock()
+
+    def _order_lease(self, key: SequenceKey, lease: Lease) -> None:
+        sequence = self._known(key)
+        if lease.committed_length > sequence.committed_length:
+            raise InvalidArgumentError.of(
+                "leases.committed_length", f"{lease.committed_length} exceeds {sequence.committed_length}"
+            )
+        if not sequence.ready:
+            sequence.ordered_at = self._clock()
+        sequence.lease_end = lease.committed_length + lease.num_tokens
+
+    def _known(self, key: SequenceKey) -> TargetSequence:
+        sequence = self.sequences.get(key)
+        if sequence is None:
+            raise NotFoundError(f"sequence {key.sequence} is not open", reason=Reason.SEQUENCE_UNKNOWN)
+        return sequence
+
+    def _notify_on_error(
+        self, key: SequenceKey, take: Callable[[SequenceKey, Order], None], order: Order
+    ) -> None:
+        try:
+            take(key, order)
+        except SpecdecodeError as error:
+            if error.reason is Reason.SEQUENCE_EXISTS:
+                self._notices.append((key, StepResult(key.sequence, 0, error=error)))
+            else:
+                self._fail(key, error)
+
+    def _fail(self, key: SequenceKey, error: SpecdecodeError) -> None:
+        length = self.sequences[key].committed_length if key in self.sequences else 0
+        self.close(key)
+        self._notices.append((key, StepResult(key.sequence, length, error=error)))
+
+    def _expire(self, now: float) -> None:
+        for key, sequence in list(self.sequences.items()):
+            deadline = sequence.opened.deadline
+            if deadline is not None and deadline <= now:
+                self._fail(key, DeadlineExceededError("the request's deadline passed"))
+
+    def _overdue(self) -> bool:
+        deadline = self.next_deadline()
+        return deadline is not None and deadline <= self._clock()
+
+    def _snapshot(self, works: Sequence[Work], seconds: float) -> LoadSnapshot:
+        pool = self.lm.pool
+        return LoadSnapshot(
+            num_running=len(self.scheduler.running),
+            num_waiting=len(self.scheduler.waiting),
+            tokens_in_flight=sum(len(work.chunk.token_ids) for work in works),
+            num_rows=sum(work.chunk.num_logits for work in works),
+            num_cached_tokens=sum(work.sequence.kv.kv_len for work in works),
+            num_free_blocks=pool.num_free,
+            num_blocks=pool.num_blocks,
+            step_seconds=seconds,
+        )
+
+
+def _entropy() -> torch.Generator:
+    generator = torch.Generator()
+    generator.seed()
+    return generator

@@ -1,0 +1,187 @@
+"""The engine's thread: takes frames from many streams, decides when a step starts, hands each stream its results."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from itertools import count
+
+from specdecode.errors import InternalError, Reason, UnavailableError
+from specdecode.types import DecodeFrame, LoadSnapshot, StepFrame, StepResult
+from target_service.engine import Engine, StepOutcome
+from target_service.sequence import SequenceKey
+
+log = logging.getLogger("target_service")
+
+Deliver = Callable[[StepFrame], None]
+
+_PATIENCE_STEPS = 2.0
+"""No cohort is worth a longer wait than this many steps: a router that is gone must not stall the others."""
+_SMOOTHING = 0.2
+
+
+class StepClock:
+    """When the next step starts.
+
+    Starting as soon as anyone is ready splits speculating sequences into half-empty cohorts. After a step the engine
+    waits δ for the k sequences whose routers are still drafting, while δ·ready < k·T (T: usual step time): what the
+    ready ones lose by waiting is less than what the others lose by missing the step. Who missed a step once is not
+    waited for again.
+    """
+
+    def __init__(self) -> None:
+        self._step_seconds = 0.0
+        self._ended_at = 0.0
+        self._awaited: set[SequenceKey] = set()
+
+    def ended(self, outcome: StepOutcome, now: float) -> None:
+        """Notes a step: who is due now may be drafting."""
+        seconds = outcome.load.step_seconds
+        self._step_seconds += (seconds - self._step_seconds) * (_SMOOTHING if self._step_seconds else 1.0)
+        self._ended_at = now
+        self._awaited = {
+            key for key, result in outcome.results if not result.ended and result.lease_left == 0
+        }
+
+    def patience(self, engine: Engine, now: float) -> float:
+        """Seconds that the next step should still wait; 0 or less starts it."""
+        ready = sum(sequence.ready for sequence in engine.scheduler.running) + len(engine.scheduler.waiting)
+        drafting = sum(
+            1 for key in self._awaited if (s := engine.sequences.get(key)) is not None and not s.ready
+        )
+        if not drafting:
+            return 0.0
+        longest = min(drafting / max(ready, 1), _PATIENCE_STEPS) * self._step_seconds
+        return self._ended_at + longest - now
+
+
+class EngineLoop:
+    """Runs an engine in a thread of its own; every method may be called from any thread.
+
+    The event loop never waits for a step: orders go into an inbox, and results are delivered by a callback per stream
+    that must return at once.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._clock = StepClock()
+        self._changed = threading.Condition()
+        self._inbox: deque[Callable[[], None]] = deque()
+        self._streams: dict[int, Deliver] = {}
+        self._numbers = count(1)
+        self._stopping = False
+        self._draining = False
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+
+    @property
+    def load(self) -> LoadSnapshot:
+        """Load at the end of the last step."""
+        return self._engine.load
+
+    def start(self) -> None:
+        """Starts the thread."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stops after the running step and waits for the thread."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify()
+        self._thread.join()
+
+    def drain(self) -> None:
+        """From now on every Open is refused; what is open goes on."""
+        self._draining = True
+
+    def open_stream(self, deliver: Deliver) -> int:
+        """Registers a router's stream; `deliver` is called in the engine's thread."""
+        stream = next(self._numbers)
+        self._streams[stream] = deliver
+        return stream
+
+    def submit(self, stream: int, frame: DecodeFrame) -> None:
+        """Takes a frame of orders."""
+        self._post(lambda: self._apply(stream, frame))
+
+    def close_stream(self, stream: int) -> None:
+        """Frees everything that came by the stream."""
+        self._streams.pop(stream, None)
+        self._post(lambda: self._engine.close_stream(stream))
+
+    def num_sequences(self, stream: int) -> int:
+        """Sequences of a stream that have not ended."""
+        return sum(key.stream == stream for key in list(self._engine.sequences))
+
+    def _post(self, change: Callable[[], None]) -> None:
+        with self._changed:
+            self._inbox.append(change)
+            self._changed.notify()
+
+    def _run(self) -> None:
+        while self._wait_for_work():
+            outcome = self._step()
+            self._clock.ended(outcome, self._engine.now())
+            self._deliver(outcome)
+
+    def _wait_for_work(self) -> bool:
+        """Applies orders until a step should start; False when the loop is to stop."""
+        while True:
+            changes = self._take_changes()
+            if changes is None:
+                return False
+            for change in changes:
+                change()
+            timeout = self._patience()
+            if timeout is not None and timeout <= 0:
+                return True
+            with self._changed:
+                if not self._inbox and not self._stopping:
+                    self._changed.wait(timeout)
+
+    def _take_changes(self) -> list[Callable[[], None]] | None:
+        with self._changed:
+            changes = list(self._inbox)
+            self._inbox.clear()
+            return None if self._stopping else changes
+
+    def _patience(self) -> float | None:
+        """Seconds until a step should start; None while there is nothing to run and no deadline."""
+        now = self._engine.now()
+        if self._engine.has_work:
+            return self._clock.patience(self._engine, now)
+        deadline = self._engine.next_deadline()
+        return None if deadline is None else deadline - now
+
+    def _step(self) -> StepOutcome:
+        try:
+            return self._engine.step()
+        except Exception:  # noqa: BLE001 - whatever a step raises must not end the replica for everybody else
+            log.exception("a step failed; every open sequence ends with ENGINE_FAILED")
+            self._engine.fail_all(InternalError("the engine failed in this step"))
+            return self._engine.step()
+
+    def _apply(self, stream: int, frame: DecodeFrame) -> None:
+        if stream not in self._streams:
+            return
+        if self._draining and frame.opens:
+            error = UnavailableError("the replica is draining", reason=Reason.DRAINING, retry_after=1.0)
+            refused = tuple(StepResult(o.sequence, len(o.token_ids), error=error) for o in frame.opens)
+            self._streams[stream](StepFrame(0, self._engine.load, refused))
+            gone = {opened.sequence for opened in frame.opens}
+            frame = DecodeFrame(
+                verifies=tuple(v for v in frame.verifies if v.sequence not in gone),
+                leases=tuple(x for x in frame.leases if x.sequence not in gone),
+                closes=frame.closes,
+            )
+        self._engine.apply(stream, frame)
+
+    def _deliver(self, outcome: StepOutcome) -> None:
+        results: dict[int, list[StepResult]] = {}
+        for key, result in outcome.results:
+            results.setdefault(key.stream, []).append(result)
+        for stream, own in results.items():
+            deliver = self._streams.get(stream)
+            if deliver is not None:
+                deliver(StepFrame(outcome.step, outcome.load, tuple(own)))
