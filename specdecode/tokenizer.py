@@ -32,8 +32,8 @@ def load_tokenizer(path: Path) -> PreTrainedTokenizerBase:
 def fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
     """SHA-256 hex digest over the vocabulary, sorted by id, and the ids of special tokens.
 
-    Equal digests mean that every id stands for the same token. Which of the special ids ends a text is left out
-    on purpose: a base model may draft for the instruct model made from it.
+    Equal digests mean that every id stands for the same token. Which of the special ids ends a text is left
+    out on purpose: a base model may draft for the instruct model made from it.
     """
     vocabulary = sorted((token_id, token) for token, token_id in tokenizer.get_vocab().items())
     special = sorted(i for i, token in tokenizer.added_tokens_decoder.items() if token.special)
