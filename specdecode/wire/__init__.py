@@ -1,9 +1,9 @@
 """Dataclasses to protobuf messages and back: translation only, the one place where the two meet.
 
-`xxx_to_proto` trusts what it is given; `xxx_from_proto` refuses a message that doesn't hang together (a part
-missing, an enum value unspecified or unknown, sizes that don't add up) with an InvalidArgumentError naming the
-field by its path. Ranges that depend on the model (ids below the vocabulary, q finite and not negative) are checked
-by whoever uses them. Floats are float32 on the wire, except deadlines.
+`xxx_to_proto` trusts what it is given; `xxx_from_proto` refuses a message that doesn't hang together (a
+part missing, an enum value unspecified or unknown, sizes that don't add up) with an InvalidArgumentError that
+names the field by its path. Ranges that depend on the model (ids below the vocabulary, q finite and not
+negative) are checked by whoever uses them. Floats are float32 on the wire, except deadlines.
 """
 
 from specdecode.wire.draft import (

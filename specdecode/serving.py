@@ -1,0 +1,327 @@
+"""What the three services' gRPC servers and channels share: limits, health, reflection, errors, the end.
+
+A service's main builds a `Server` inside the event loop, registers its servicer on `.grpc`, starts it, and
+calls `set_serving()` once it can answer; `run_until_signalled` does the rest. On SIGTERM health turns
+NOT_SERVING, `Server.draining` is set, new calls are refused with UNAVAILABLE and running ones may finish
+within the grace.
+
+The streams between a router and its replicas live as long as the router does, so a handler of such a stream
+must watch `draining`: refuse what is opened from then on, and return once nothing is left on the stream.
+Otherwise the drain lasts the whole grace.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any, Never
+
+import grpc
+from google.protobuf.message import DecodeError
+from google.rpc import status_pb2
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+from grpc_status import rpc_status
+
+from specdecode.errors import InternalError, InvalidArgumentError, Reason, SpecdecodeError
+from specdecode.wire import error_from_proto, error_to_proto
+
+logger = logging.getLogger(__name__)
+
+_KEEPALIVE_MS = 10_000
+_KEEPALIVE_TIMEOUT_MS = 5_000
+_MAX_METADATA_BYTES = 32 * 1024
+_STATUS_DETAILS_KEY = "grpc-status-details-bin"
+
+
+def _common_options(max_message_bytes: int) -> list[tuple[str, int]]:
+    return [
+        ("grpc.max_send_message_length", max_message_bytes),
+        ("grpc.max_receive_message_length", max_message_bytes),
+        ("grpc.max_metadata_size", _MAX_METADATA_BYTES),
+        # Both sides ping: a router must notice a lost replica, a replica must free what a lost router held.
+        ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
+        ("grpc.keepalive_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+    ]
+
+
+def server_options(max_message_bytes: int) -> list[tuple[str, int]]:
+    """Options of every server; `max_message_bytes` bounds a message in either direction."""
+    return [
+        *_common_options(max_message_bytes),
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", _KEEPALIVE_MS // 2),
+        # With it two servers could share a port, and each would get half of the calls.
+        ("grpc.so_reuseport", 0),
+    ]
+
+
+def connect(address: str, max_message_bytes: int) -> grpc.aio.Channel:
+    """A channel of its own connection to `address` (host:port), with the servers' limits and keepalive."""
+    options = [
+        *_common_options(max_message_bytes),
+        ("grpc.use_local_subchannel_pool", 1),
+        ("grpc.initial_reconnect_backoff_ms", 100),
+        ("grpc.min_reconnect_backoff_ms", 1_000),
+        ("grpc.max_reconnect_backoff_ms", 2_000),
+    ]
+    return grpc.aio.insecure_channel(address, options=options)
+
+
+class Server:
+    """A grpc.aio server with health and reflection. Build it inside the running event loop.
+
+    Attributes:
+        grpc: where servicers are registered, before `start`.
+        draining: set when the service has begun to end.
+        port: the port listened on, once started.
+    """
+
+    def __init__(self, service_names: Sequence[str], max_message_bytes: int) -> None:
+        """Args: full names (`specdecode.v1.TargetService`) for health and reflection; bytes of a message."""
+        self.grpc = grpc.aio.server(options=server_options(max_message_bytes))
+        self.draining = asyncio.Event()
+        self.port = 0
+        self._health = _Health(self.draining)
+        self._names = ("", *service_names)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
+        reflection.enable_server_reflection(
+            (*service_names, health.SERVICE_NAME, reflection.SERVICE_NAME), self.grpc
+        )
+
+    async def start(self, host: str, port: int) -> int:
+        """Listen, NOT_SERVING yet; the port (a free one for 0).
+
+        Raises:
+            InvalidArgumentError: the address can't be listened on.
+        """
+        await self._set_status(health_pb2.HealthCheckResponse.NOT_SERVING)
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        try:
+            self.port = self.grpc.add_insecure_port(address)
+        except RuntimeError:
+            refusal = f"can't listen on {address}: it is in use, or not an address of this machine"
+            raise InvalidArgumentError.of("port", refusal) from None
+        await self.grpc.start()
+        return self.port
+
+    async def set_serving(self) -> None:
+        """Tell health checks that requests can be answered from now on."""
+        await self._set_status(health_pb2.HealthCheckResponse.SERVING)
+
+    async def set_not_serving(self) -> None:
+        """Tell health checks that requests can't be answered for now."""
+        await self._set_status(health_pb2.HealthCheckResponse.NOT_SERVING)
+
+    async def drain(self, grace: float | None) -> None:
+        """NOT_SERVING, refuse new calls, give running ones `grace` seconds (None: cancel them)."""
+        await self._health.enter_graceful_shutdown()
+        self.draining.set()
+        await self.grpc.stop(grace)
+
+    async def _set_status(self, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
+        for name in self._names:
+            await self._health.set(name, status)
+
+
+class _Health(health.aio.HealthServicer):  # type: ignore[misc]
+    """Health whose watchers leave when the drain begins, which would otherwise wait for them."""
+
+    def __init__(self, draining: asyncio.Event) -> None:
+        super().__init__()
+        self._draining = draining
+
+    async def Watch(self, request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        if await first_of(super().Watch(request, context), self._draining.wait()) == 1:
+            await context.write(
+                health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.NOT_SERVING)
+            )
+
+
+async def first_of(*coroutines: Coroutine[Any, Any, Any]) -> int:
+    """Index of the coroutine that ends first; the others are cancelled. Its exception, if any, is raised."""
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        ended = [task.done() for task in tasks]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    index = ended.index(True)
+    tasks[index].result()
+    return index
+
+
+# Errors
+
+
+async def abort(context: grpc.aio.ServicerContext[Any, Any], error: SpecdecodeError) -> Never:
+    """End the call with the error's code, message and details."""
+    await context.abort_with_status(rpc_status.to_status(error_to_proto(error)))
+
+
+@contextlib.asynccontextmanager
+async def aborting(context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[None]:
+    """Around a handler's body: SpecdecodeErrors end the call as themselves, others as INTERNAL, logged."""
+    try:
+        yield
+    except SpecdecodeError as error:
+        await abort(context, error)
+    except grpc.aio.AbortError:
+        raise
+    except Exception:
+        logger.exception("a call failed")
+        await abort(context, InternalError("internal error; the service's log has the details"))
+
+
+def error_from_rpc(error: grpc.aio.AioRpcError) -> SpecdecodeError:
+    """What the other side meant, with its details; errors of gRPC itself have none and go by their code."""
+    code: int = error.code().value[0]
+    for key, value in error.trailing_metadata() or ():
+        if key == _STATUS_DETAILS_KEY and isinstance(value, bytes):
+            with contextlib.suppress(DecodeError):
+                status = status_pb2.Status.FromString(value)
+                if status.code == code:
+                    return error_from_proto(status)
+    bare = error_from_proto(status_pb2.Status(code=code, message=error.details() or error.code().name))
+    if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
+        # gRPC's own refusal of a message above the limit; our queues always send details.
+        bare.reason = Reason.INVALID_ARGUMENT
+    return bare
+
+
+# Running a service
+
+
+async def _nothing() -> None:
+    return None
+
+
+@dataclass(frozen=True)
+class Running:
+    """A started service.
+
+    Attributes:
+        server: drained on the first signal.
+        on_stopped: awaited after the last call has ended; stops the engine and closes channels.
+        watched: a task the service can't live without, such as its engine loop: when it ends before a signal,
+            the service drains and exits with 1.
+    """
+
+    server: Server
+    on_stopped: Callable[[], Awaitable[None]] = _nothing
+    watched: asyncio.Future[Any] | None = None
+
+
+def run_until_signalled(start: Callable[[], Coroutine[Any, Any, Running]], drain_seconds: float) -> int:
+    """Run a service until SIGTERM or SIGINT; the exit code.
+
+    Args:
+        start: builds and starts the service; a SpecdecodeError it raises is logged in one line, exit code 1.
+        drain_seconds: grace for running calls after the first signal; the second signal cancels them.
+    """
+    try:
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            return runner.run(_serve(start, drain_seconds))
+    except SpecdecodeError as error:
+        logger.error("%s", error.message)
+        return 1
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop  # type: ignore[no-any-return]
+
+
+async def _serve(start: Callable[[], Coroutine[Any, Any, Running]], drain_seconds: float) -> int:
+    first, second = asyncio.Event(), asyncio.Event()
+
+    def on_signal() -> None:
+        (second if first.is_set() else first).set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, on_signal)
+    starting = asyncio.ensure_future(start())
+    await first_of(_settled(starting), first.wait())
+    if not starting.done():
+        logger.info("stopped before it had started")
+        starting.cancel()
+        await asyncio.gather(starting, return_exceptions=True)
+        return 0
+    running = starting.result()
+    await first_of(_settled(running.watched), first.wait())
+    await _stop(running, second, drain_seconds)
+    return 0 if first.is_set() else 1
+
+
+async def _settled(future: asyncio.Future[Any] | None) -> None:
+    """Wait for a future without cancelling it or raising what it raises; for ever without one."""
+    if future is None:
+        await asyncio.Event().wait()
+    else:
+        await asyncio.wait([future])
+
+
+async def _stop(running: Running, second: asyncio.Event, drain_seconds: float) -> None:
+    watched = running.watched
+    if watched is not None and watched.done():
+        error = None if watched.cancelled() else watched.exception()
+        logger.error("the service failed and stops", exc_info=error)
+    logger.info("draining: running calls have %g s to finish; a second signal ends them now", drain_seconds)
+    if await first_of(running.server.drain(drain_seconds), second.wait()) == 1:
+        await running.server.drain(None)
+    await running.on_stopped()
+    logger.info("stopped")
+
+
+# Logging
+
+_QUIET = (
+    "asyncio",
+    "filelock",
+    "fsspec",
+    "grpc",
+    "httpx",
+    "httpcore",
+    "huggingface_hub",
+    "transformers",
+    "urllib3",
+)
+
+
+class _LineFormatter(logging.Formatter):
+    """`time level service message` in one line (a traceback follows on its own lines); UTC."""
+
+    converter = staticmethod(time.gmtime)
+
+    def __init__(self, service: str) -> None:
+        super().__init__(
+            f"%(asctime)s.%(msecs)03dZ %(levelname)s {service} %(message)s", datefmt="%Y-%m-%dT%H:%M:%S"
+        )
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        return super().formatMessage(record).replace("\r", "\\r").replace("\n", "\\n")
+
+
+def configure_logging(service: str, level: str) -> None:
+    """Log to stderr, one line a record, from `level` (debug, info, warning, error) up."""
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_LineFormatter(service))
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    for name in _QUIET:
+        logging.getLogger(name).setLevel(logging.WARNING)
