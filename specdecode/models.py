@@ -88,6 +88,14 @@ KNOWN_MODELS: dict[str, PackagedModel | TruncatedModel] = {
         gguf_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         license="Apache-2.0",
     ),
+    # A stand-in until a trained draft ships. Found by taking out, one at a time, the layer whose absence costs
+    # the least greedy agreement with the target (teacher-forced argmax, float32, on the target's own greedy
+    # answers to 6 chat prompts); on 705 tokens of 8 other prompts the layers kept here agree on 49 %. Of other
+    # sizes: 25 layers 63 %, 16 layers 27 %, 12 layers 11 %; the first 16 and the last 4: below 5 %.
+    "smollm2-135m-instruct-draft": TruncatedModel(
+        target="smollm2-135m-instruct",
+        keep_layers=(0, 1, 2, 3, 8, 9, 10, 11, 12, 15, 16, 17, 18, 19, 20, 23, 24, 27, 28, 29),
+    ),
 }
 
 
