@@ -72,8 +72,10 @@ class LoadedModel:
         )
 
 
-def load_model(path: Path | str, dtype: torch.dtype, device: torch.device | str = "cpu") -> LoadedModel:
+def load_model(path: Path | str, dtype: torch.dtype | str, device: torch.device | str = "cpu") -> LoadedModel:
     """Loads a decoder-only model from a directory (safetensors only, no remote code) and checks that it can be served.
+
+    `dtype` may also be a name, or "auto" for the checkpoint's own.
 
     Raises:
         FailedPreconditionError: the directory holds no such model, or an architecture that paged attention can't
