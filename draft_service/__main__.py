@@ -1,0 +1,139 @@
+"""`python -m draft_service`: loads the draft model, if one is set, and serves until SIGTERM."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from draft_service.drafting import Drafter, SequenceKey
+from draft_service.loop import DraftLoop
+from draft_service.model import DraftLimits, ModelDrafter
+from draft_service.ngram import NgramDrafter
+from draft_service.ngram_index import MatchChoice, NgramOptions
+from draft_service.service import SERVICE_NAME, DraftServicer
+from specdecode import __version__, models, tokenizer
+from specdecode.config import DraftSettings, load_settings
+from specdecode.lm.memory import choose_device, choose_num_blocks
+from specdecode.lm.model import load_model
+from specdecode.lm.runner import PagedLM
+from specdecode.serving import Running, Server, configure_logging, run_until_signalled
+from specdecode.types import DrafterKind, Method, ModelInfo, OpenDraft, Propose, SamplingParams
+from specdecode.v1 import draft_service_pb2_grpc as pb_grpc
+
+logger = logging.getLogger(__name__)
+
+_WARM_UP_TOKENS = 64
+_WARM_UP_DRAFTS = 4
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What a draft service has to offer, and how it introduces itself."""
+
+    drafters: Mapping[DrafterKind, Drafter]
+    info: ModelInfo
+
+
+def build_offer(settings: DraftSettings) -> Offer:
+    """Loads and warms up what the settings ask for; may take a while.
+
+    Raises:
+        SpecdecodeError: the model can't be found, loaded or served.
+    """
+    choice = MatchChoice(settings.ngram_match)
+    ngram = NgramDrafter(NgramOptions(settings.ngram_min, settings.ngram_max, choice))
+    if settings.model is None:
+        return Offer({DrafterKind.NGRAM: ngram}, _ngram_info())
+    drafter, info = _load(models.resolve(settings.model), settings)
+    warm_up(drafter)
+    return Offer({DrafterKind.NGRAM: ngram, DrafterKind.MODEL: drafter}, info)
+
+
+def _ngram_info() -> ModelInfo:
+    """Without a model there is no vocabulary of its own: any target's ids will do."""
+    return ModelInfo(
+        name="ngram",
+        fingerprint="",
+        vocab_size=0,
+        max_length=0,
+        dtype="",
+        device="",
+        drafters=(DrafterKind.NGRAM,),
+        version=__version__,
+    )
+
+
+def _load(path: Path, settings: DraftSettings) -> tuple[ModelDrafter, ModelInfo]:
+    if settings.num_threads:
+        torch.set_num_threads(settings.num_threads)
+    tokens = tokenizer.load_tokenizer(path)
+    model = load_model(path, settings.dtype, choose_device(settings.device))
+    model = model.limited(tokenizer.vocab_size(tokens), settings.max_length)
+    lm = PagedLM(model, choose_num_blocks(model, settings, settings.max_sequences), settings.block_size)
+    limits = DraftLimits(settings.max_draft_tokens, settings.top_k, settings.prefill_chunk)
+    info = replace(
+        model.info(tokenizer.fingerprint(tokens), tokenizer.eos_token_ids(path, tokens)),
+        max_length=lm.max_length,
+        drafters=(DrafterKind.NGRAM, DrafterKind.MODEL),
+        block_size=lm.pool.block_size,
+        num_blocks=lm.pool.num_blocks,
+        version=__version__,
+    )
+    return ModelDrafter(lm, limits, _generator(settings.engine_seed)), info
+
+
+def _generator(seed: int | None) -> torch.Generator:
+    """Draws must be independent of the target's noise: seeded by the system, unless a test sets the seed."""
+    generator = torch.Generator()
+    if seed is None:
+        generator.seed()
+    else:
+        generator.manual_seed(seed)
+    return generator
+
+
+def warm_up(drafter: ModelDrafter) -> None:
+    """Drafts once by every method, as far as the model's context allows, and forgets it."""
+    length = max(min(_WARM_UP_TOKENS, drafter.lm.max_length - _WARM_UP_DRAFTS), 1)
+    for number, method in enumerate(Method):
+        sampling = SamplingParams(temperature=0.0 if method is Method.GREEDY else 1.0)
+        prompt = (0,) * length
+        order = OpenDraft(number, prompt, length, sampling, method, DrafterKind.MODEL)
+        sequence = drafter.open(SequenceKey(-1, number), order)
+        sequence.propose(Propose(number, length, (), _WARM_UP_DRAFTS))
+        while drafter.busy:
+            drafter.advance()
+        sequence.close()
+
+
+async def start(settings: DraftSettings) -> Running:
+    """Loads and warms up the model, then listens and serves."""
+    server = Server([SERVICE_NAME], settings.max_message_bytes)
+    offer = await asyncio.to_thread(build_offer, settings)
+    loop = DraftLoop(offer.drafters, settings.max_sequences)
+    pb_grpc.add_DraftServiceServicer_to_server(DraftServicer(loop, offer.info, server.draining), server.grpc)
+    port = await server.start(settings.host, settings.port)
+    loop.start()
+    await server.set_serving()
+    kinds = " and ".join(kind.value for kind in offer.drafters)
+    logger.info("serving drafts by %s (model %s) on %s:%d", kinds, offer.info.name, settings.host, port)
+    ended = asyncio.wrap_future(loop.ended)
+    return Running(server, on_stopped=partial(asyncio.to_thread, loop.stop), watched=ended)
+
+
+def main() -> int:
+    """Runs the service; the exit code."""
+    settings = load_settings(DraftSettings, sys.argv[1:])
+    configure_logging("draft", settings.log_level)
+    return run_until_signalled(partial(start, settings), settings.drain_seconds)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
