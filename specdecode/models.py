@@ -88,10 +88,10 @@ KNOWN_MODELS: dict[str, PackagedModel | TruncatedModel] = {
         gguf_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         license="Apache-2.0",
     ),
-    # A stand-in until a trained draft ships. Found by taking out, one at a time, the layer whose absence costs
-    # the least greedy agreement with the target (teacher-forced argmax, float32, on the target's own greedy
-    # answers to 6 chat prompts); on 705 tokens of 8 other prompts the layers kept here agree on 49 %. Of other
-    # sizes: 25 layers 63 %, 16 layers 27 %, 12 layers 11 %; the first 16 and the last 4: below 5 %.
+    # A stand-in until a trained draft ships. Found by taking out, one at a time, the layer whose absence
+    # costs the least greedy agreement with the target (teacher-forced argmax, float32, on the target's own
+    # greedy answers to 6 chat prompts); on 705 tokens of 8 other prompts the layers kept here agree on 49 %.
+    # Of other sizes: 25 layers 63 %, 16 layers 27 %, 12 layers 11 %; the first 16 and the last 4: below 5 %.
     "smollm2-135m-instruct-draft": TruncatedModel(
         target="smollm2-135m-instruct",
         keep_layers=(0, 1, 2, 3, 8, 9, 10, 11, 12, 15, 16, 17, 18, 19, 20, 23, 24, 27, 28, 29),
@@ -99,18 +99,22 @@ KNOWN_MODELS: dict[str, PackagedModel | TruncatedModel] = {
 }
 
 
+State = Literal["complete", "absent", "damaged", "outdated"]
+
+
 @dataclass(frozen=True)
 class ModelEntry:
     """One line of the cache's list.
 
     Attributes:
-        state: `complete`; `absent` (known, not fetched); `damaged` (fetching again repairs it).
+        state: `complete`; `absent` (known, not fetched); `damaged` or, after an upgrade, `outdated`
+            (fetching again repairs both).
         size_bytes: what the directory takes on disk, 0 if absent.
     """
 
     name: str
     path: Path
-    state: Literal["complete", "absent", "damaged"]
+    state: State
     size_bytes: int
 
 
@@ -193,12 +197,16 @@ def _is_whole(directory: Path, recipe: dict[str, Any]) -> bool:
     return manifest is not None and manifest.recipe == recipe and manifest.checksums_match(directory)
 
 
-def _state(name: str) -> Literal["complete", "absent", "damaged"]:
+def _state(name: str) -> State:
+    """The state of a cache entry, from its manifest and the sizes of its files."""
     directory = cache_dir() / name
     if not directory.is_dir():
         return "absent"
     manifest = Manifest.read(directory)
-    return "complete" if manifest is not None and manifest.sizes_match(directory) else "damaged"
+    if manifest is None or not manifest.sizes_match(directory):
+        return "damaged"
+    source = KNOWN_MODELS.get(name)
+    return "complete" if source is None or manifest.recipe == _recipe(source) else "outdated"
 
 
 def _size(directory: Path) -> int:

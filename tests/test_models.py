@@ -298,6 +298,9 @@ def test_cache_of_another_recipe_is_outdated(
 ) -> None:
     models.fetch("tiny-draft")
     monkeypatch.setitem(models.KNOWN_MODELS, "tiny-draft", models.TruncatedModel("tiny", (0, 1, 3)))
+    assert state("tiny-draft") == "outdated"
+    with pytest.raises(NotFoundError, match="specdecode models fetch tiny-draft"):
+        models.resolve("tiny-draft")
     model = AutoModelForCausalLM.from_pretrained(models.fetch("tiny-draft"))
     assert model.config.num_hidden_layers == 3
 
