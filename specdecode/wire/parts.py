@@ -122,17 +122,17 @@ def distributions_from_proto(
     message: pb.SparseDistributions, num_drafted: int, field: str
 ) -> SparseDistributions:
     """q of `num_drafted` positions; the arrays are read-only views of the message's bytes."""
-    sizes = np.array(message.sizes, dtype=np.int64)
+    sizes = list(message.sizes)
     if len(sizes) != num_drafted:
         raise refuse(f"{field}.sizes", f"{len(sizes)} sizes for {num_drafted} drafted tokens")
-    if num_drafted and sizes.min() < 1:
+    if 0 in sizes:
         raise refuse(f"{field}.sizes", "a position without support; at least 1 token each")
-    num_bytes = 4 * int(sizes.sum())
+    num_bytes = 4 * sum(sizes)
     for name, data in (("token_ids", message.token_ids), ("probs", message.probs)):
         if len(data) != num_bytes:
             raise refuse(f"{field}.{name}", f"{len(data)} bytes; sizes add up to {num_bytes} bytes")
     return SparseDistributions(
-        sizes=sizes.astype(np.int32),
+        sizes=np.array(sizes, dtype=np.int32),
         token_ids=np.frombuffer(message.token_ids, dtype="<i4").astype(np.int32, copy=False),
         probs=np.frombuffer(message.probs, dtype="<f4").astype(np.float32, copy=False),
     )

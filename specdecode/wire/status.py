@@ -80,7 +80,7 @@ def error_from_proto(status: status_pb2.Status) -> SpecdecodeError:
         status.message,
         reason=reason,
         violations=tuple(FieldViolation(entry.field, entry.description) for entry in violations),
-        retry_after=None if delay is None else delay.seconds + delay.nanos * 1e-9,
+        retry_after=None if delay is None else delay.seconds + delay.nanos / 1e9,
     )
 
 
