@@ -28,6 +28,8 @@ _LN2_HIGH = 6.93147180369123816490e-01
 _LN2_LOW = 1.90821492927058770002e-10
 _SERIES = tuple(2.0 / (2 * n + 1) for n in range(12))
 """2·atanh(s)/s in powers of s²; the rest is below 1e-18 for |s| ≤ 3 − 2·√2."""
+_CACHE_ELEMENTS = 1 << 16
+"""Entries of p handled at once on a CPU: the passes over them then stay in its cache."""
 _NEAR_MINIMUM = 1.0 + 1e-9
 """Factor on the approximate minimum within which the exact minimum must lie (torch.log is good to 1e-15)."""
 
@@ -71,20 +73,15 @@ def coupled_tokens(
     Returns:
         [R] int64.
     """
-    num_rows, vocab_size = p.shape
-    rows, token_ids = (p > 0).nonzero(as_tuple=True)  # [N], [N], row-major
     keys = _keys_of(seeds, choice_indices, positions, p.device)
-    u = _uniform(keys[rows], token_ids)
-    probs = p[rows, token_ids].double()
-    # A first pass with the device's own logarithm leaves the few tokens that the exact one has to separate.
-    approximate = torch.log(u).neg_().div_(probs)
-    limits = _row_minima(approximate, rows, num_rows) * _NEAR_MINIMUM
-    near = (approximate <= limits[rows]).nonzero()[:, 0]
-    rows, token_ids = rows[near], token_ids[near]
-    scores = -_log(u[near]) / probs[near]
-    best = scores == _row_minima(scores, rows, num_rows)[rows]
-    picks = torch.full((num_rows,), vocab_size - 1, dtype=torch.int64, device=p.device)
-    return picks.scatter_reduce_(0, rows[best], token_ids[best], "amin")
+    part_rows = max(1, _CACHE_ELEMENTS // p.shape[1]) if p.device.type == "cpu" else max(1, len(p))
+    picks = []
+    for part, part_keys in zip(torch.split(p, part_rows), torch.split(keys, part_rows), strict=True):
+        support = part > 0
+        rows, token_ids = support.nonzero(as_tuple=True)
+        u = _uniform(part_keys[rows], token_ids)
+        picks.append(race_winners(u, part[support], rows, token_ids, len(part)))
+    return torch.cat(picks).clamp_(max=p.shape[1] - 1)
 
 
 def coupled_support_tokens(
@@ -99,11 +96,34 @@ def coupled_support_tokens(
     Returns:
         [R] int64 token ids.
     """
-    keys = _keys_of(seeds, choice_indices, positions, probs.device)
-    scores = -_log(_uniform(keys[:, None], token_ids)) / probs.double()
-    scores = scores.masked_fill(~(probs > 0), torch.inf)
-    best = scores == scores.amin(dim=1, keepdim=True)
-    return token_ids.masked_fill(~best, torch.iinfo(torch.int64).max).amin(dim=1)
+    support = probs > 0
+    rows, support_ids = support.nonzero()[:, 0], token_ids[support]
+    u = _uniform(_keys_of(seeds, choice_indices, positions, probs.device)[rows], support_ids)
+    return race_winners(u, probs[support], rows, support_ids, len(probs))
+
+
+def race_winners(
+    u: torch.Tensor,  # [N] float64 in (0, 1)
+    probs: torch.Tensor,  # [N] > 0
+    rows: torch.Tensor,  # [N] int64
+    token_ids: torch.Tensor,  # [N] int64
+    num_rows: int,
+) -> torch.Tensor:
+    """The token with the least −log(u) / prob among each row's entries, the lowest of equals: [num_rows] int64.
+
+    For independent uniform u a row's winner is distributed as its probs / Σ probs. A row without entries gets the
+    largest int64.
+    """
+    probs = probs.double()
+    # A first pass with the device's own logarithm leaves the few tokens that the exact one has to separate.
+    approximate = torch.log(u).neg_().div_(probs)
+    limits = _row_minima(approximate, rows, num_rows) * _NEAR_MINIMUM
+    near = (approximate <= limits[rows]).nonzero()[:, 0]
+    rows, token_ids = rows[near], token_ids[near]
+    scores = -_log(u[near]) / probs[near]
+    best = scores == _row_minima(scores, rows, num_rows)[rows]
+    winners = torch.full((num_rows,), torch.iinfo(torch.int64).max, device=u.device)
+    return winners.scatter_reduce_(0, rows[best], token_ids[best], "amin")
 
 
 def _keys_of(
@@ -132,21 +152,21 @@ def _row_keys(seed: torch.Tensor, choice_index: torch.Tensor, position: torch.Te
 
 
 def _uniform(keys: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
-    """u in the open (0, 1): 52 high bits, plus a half, of output `token_id` of splitmix64 from state `key`."""
-    bits = _mix(keys + (token_ids + 1) * to_int64(_GOLDEN))
-    return ((bits >> 12) & ((1 << 52) - 1)).double().add_(0.5).mul_(2.0**-52)
+    """u in the open (0, 1): 52 high bits, plus a half, of output `token_id` of splitmix64 at state `key`."""
+    bits = _mix(((token_ids + 1) * to_int64(_GOLDEN)) + keys)
+    return _shifted_right(bits, 12).double().add_(0.5).mul_(2.0**-52)
 
 
 def _mix(z: torch.Tensor) -> torch.Tensor:
     """The finalizer of splitmix64 (Steele, Lea & Flood 2014), in int64 arithmetic that wraps."""
-    z = (z ^ _shifted_right(z, 30)) * to_int64(_MIX_1)
-    z = (z ^ _shifted_right(z, 27)) * to_int64(_MIX_2)
-    return z ^ _shifted_right(z, 31)
+    z = _shifted_right(z, 30).bitwise_xor_(z).mul_(to_int64(_MIX_1))
+    z = _shifted_right(z, 27).bitwise_xor_(z).mul_(to_int64(_MIX_2))
+    return _shifted_right(z, 31).bitwise_xor_(z)
 
 
 def _shifted_right(z: torch.Tensor, bits: int) -> torch.Tensor:
     """Logical shift: int64's own shift copies the sign."""
-    return (z >> bits) & ((1 << (64 - bits)) - 1)
+    return (z >> bits).bitwise_and_((1 << (64 - bits)) - 1)
 
 
 def _log(u: torch.Tensor) -> torch.Tensor:

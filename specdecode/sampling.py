@@ -37,7 +37,7 @@ __all__ = [
     "token_logprobs",
 ]
 
-_PARTIAL_SIZES = (64, 1024)
+_PARTIAL_SIZES = (64, 1024, 8192)
 """Leading tokens looked at before the whole vocabulary is sorted; few rows need more."""
 
 
@@ -104,7 +104,7 @@ def greedy_tokens(
     windows: Sequence[Window],
 ) -> torch.Tensor:
     """The most probable id of every row after `penalised_logits`, the lowest of several: [R] int64."""
-    return penalised_logits(logits, windows).argmax(dim=-1)
+    return penalised_logits(logits, windows).max(dim=1).indices
 
 
 def probabilities(
@@ -143,11 +143,12 @@ def inverse_cdf(
     rounds up to the total or where a parallel sum is not monotone.
     """
     cumulative = torch.cumsum(p, dim=1, dtype=torch.float64)
-    cumulative = cumulative.masked_fill_(~(p > 0), -1.0)
-    total = cumulative.amax(dim=1)
-    below_total = torch.nextafter(total, torch.full_like(total, -torch.inf))
+    total = cumulative[:, -1]
+    below_total = torch.nextafter(total, torch.zeros_like(total))
     threshold = torch.minimum(u.double() * total, below_total)
-    return (cumulative > threshold[:, None]).to(torch.uint8).argmax(dim=1)
+    tokens = torch.searchsorted(cumulative, threshold[:, None], right=True).clamp_(max=p.shape[1] - 1)
+    # A parallel sum may not be monotone and step by its rounding at a token of probability 0.
+    return torch.where(p.gather(1, tokens) > 0, tokens, p.max(dim=1, keepdim=True).indices)[:, 0]
 
 
 def restrict_top_k(
@@ -327,12 +328,13 @@ def _top_p_softmax(logits: torch.Tensor, columns: _Columns, size: int) -> torch.
     pending = torch.arange(len(p), device=p.device)
     for length in (*(size for size in _PARTIAL_SIZES if size < vocab_size), vocab_size):
         token_ids, values = _leading(logits[pending], length)
-        masses = p[pending].gather(1, token_ids)
-        mass = masses.sum(dim=1, keepdim=True, dtype=torch.float64)
+        masses = p[pending[:, None], token_ids]
+        mass = torch.cumsum(masses, dim=1, dtype=torch.float64)[:, -1:]
         enough = (mass >= columns.top_p[pending])[:, 0] | (length == vocab_size)
         done, part = pending[enough], columns[pending[enough]]
         survivors = _nucleus_softmax(_scaled(values[enough], part), masses[enough], part)
-        p[done] = torch.zeros_like(p[done]).scatter_(1, token_ids[enough], survivors)
+        p.index_fill_(0, done, 0.0)
+        p[done[:, None], token_ids[enough]] = survivors
         pending = pending[~enough]
         if not len(pending):
             break

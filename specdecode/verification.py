@@ -199,16 +199,15 @@ def _sample_next(
     sample_noise: torch.Tensor,  # [B]
 ) -> torch.Tensor:
     """A sample of norm(max(scale·p − q, 0)) after the accepted drafts, or of p after the last: [B] int64."""
-    weights = p[at.rows.gather(1, accepted[:, None])[:, 0]].double()  # [B, V]
+    rows = at.rows.gather(1, accepted[:, None])[:, 0]
     rejected = (accepted < at.valid.sum(dim=1)).nonzero()[:, 0]  # [N]
-    if len(rejected):
-        position = accepted[rejected]
-        residual = weights[rejected] * scale[rejected, None]
-        residual.scatter_add_(1, at.support_ids[rejected, position], -at.q_support[rejected, position])
-        residual.clamp_(min=0.0)
-        # Rounding may leave nothing of a residual whose true mass is tiny; p is as good there.
-        has_mass = residual.sum(dim=1) > 0
-        weights[rejected[has_mass]] = residual[has_mass]
+    position = accepted[rejected]
+    weights = p[rows].double().mul_(scale[:, None])  # [B, V]
+    support = (rejected[:, None], at.support_ids[rejected, position])
+    weights.index_put_(support, -at.q_support[rejected, position], accumulate=True).clamp_(min=0.0)
+    # Rounding may leave nothing of a residual whose true mass is tiny; p is as good there.
+    empty = (weights.sum(dim=1) == 0).nonzero()[:, 0]
+    weights[empty] = p[rows[empty]].double()
     return inverse_cdf(weights, sample_noise)
 
 
