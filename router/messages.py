@@ -1,0 +1,305 @@
+"""What clients say and hear, as frozen dataclasses, and where those meet protobuf."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, NamedTuple
+
+from google.protobuf.message import DecodeError
+from google.protobuf.unknown_fields import UnknownFieldSet
+
+from specdecode.errors import InvalidArgumentError, SpecdecodeError
+from specdecode.types import (
+    DrafterKind,
+    FinishReason,
+    LoadSnapshot,
+    Method,
+    ModelInfo,
+    Origin,
+    RoundRecord,
+    TokenLogprobs,
+    Usage,
+)
+from specdecode.v1 import router_service_pb2 as pb
+from specdecode.wire import (
+    DRAFTERS,
+    FINISH_REASONS,
+    METHODS,
+    ORIGINS,
+    EnumCodec,
+    error_to_proto,
+    load_snapshot_to_proto,
+    model_info_to_proto,
+    round_record_to_proto,
+    token_logprobs_to_proto,
+    usage_to_proto,
+)
+
+
+class SpeculationMode(Enum):
+    """Whether a request may speculate."""
+
+    AUTO = "auto"
+    """The router decides."""
+    ON = "on"
+    OFF = "off"
+
+
+_MODES = EnumCodec(SpeculationMode, pb.SpeculationMode, "SPECULATION_MODE")
+
+
+@dataclass(frozen=True)
+class TextPrompt:
+    """Tokenised as is, with the tokenizer's own special tokens."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class ChatPrompt:
+    """(role, content) messages for the model's chat template."""
+
+    messages: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class TokenPrompt:
+    """Token ids as they are."""
+
+    token_ids: tuple[int, ...]
+
+
+Prompt = TextPrompt | ChatPrompt | TokenPrompt
+
+
+@dataclass(frozen=True)
+class SamplingOptions:
+    """What a client asks for; None takes the default that router_service.proto states."""
+
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    allowed_token_ids: tuple[int, ...] | None = None
+    banned_token_ids: tuple[int, ...] = ()
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    seed: int | None = None
+
+
+@dataclass(frozen=True)
+class SpeculationOptions:
+    """How a client wants to be drafted for; None is the router's choice."""
+
+    mode: SpeculationMode = SpeculationMode.AUTO
+    num_draft_tokens: int | None = None
+    drafter: DrafterKind | None = None
+    method: Method | None = None
+
+
+@dataclass(frozen=True)
+class GenerateRequest:
+    """One request as it came in; nothing of it is checked yet."""
+
+    prompt: Prompt | None
+    sampling: SamplingOptions = SamplingOptions()
+    speculation: SpeculationOptions = SpeculationOptions()
+    n: int | None = None
+    model: str = ""
+    include_rounds: bool = False
+    cache_salt: bytes = b""
+
+
+class EmittedToken(NamedTuple):
+    """One token of a choice."""
+
+    token_id: int
+    origin: Origin
+    logprobs: TokenLogprobs | None
+
+
+@dataclass
+class Piece:
+    """What is said of one choice at once; `text` is the text of `tokens`."""
+
+    choice: int
+    text: str = ""
+    tokens: list[EmittedToken] = field(default_factory=list)
+    rounds: list[RoundRecord] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    stop: str | None = None
+    usage: Usage | None = None
+    """On the last piece of the choice."""
+    error: SpecdecodeError | None = None
+    """Instead of a finish reason, when this choice alone failed."""
+
+
+@dataclass(frozen=True)
+class ReplicaStatus:
+    """One target or draft service as the router sees it."""
+
+    address: str
+    connected: bool
+    model: ModelInfo | None
+    load: LoadSnapshot | None
+    num_sequences: int
+
+
+@dataclass(frozen=True)
+class RouterStatus:
+    """What GetStatus tells."""
+
+    targets: tuple[ReplicaStatus, ...]
+    drafts: tuple[ReplicaStatus, ...]
+    num_requests: int
+    version: str
+
+
+def generate_request_from_proto(message: Any) -> GenerateRequest:
+    """Raises InvalidArgumentError for an enum value that this version does not know."""
+    options = message.speculation
+    has_cap = options.HasField("num_draft_tokens")
+    return GenerateRequest(
+        prompt=_prompt_from_proto(message),
+        sampling=_sampling_options_from_proto(message.sampling),
+        speculation=SpeculationOptions(
+            mode=_MODES.optional_from_proto(options.mode, "speculation.mode") or SpeculationMode.AUTO,
+            num_draft_tokens=options.num_draft_tokens if has_cap else None,
+            drafter=DRAFTERS.optional_from_proto(options.drafter, "speculation.drafter"),
+            method=METHODS.optional_from_proto(options.method, "speculation.method"),
+        ),
+        n=message.n if message.HasField("n") else None,
+        model=message.model,
+        include_rounds=message.include_rounds,
+        cache_salt=message.cache_salt,
+    )
+
+
+def _prompt_from_proto(message: Any) -> Prompt | None:
+    match message.WhichOneof("prompt"):
+        case "text":
+            return TextPrompt(message.text)
+        case "chat":
+            return ChatPrompt(tuple((entry.role, entry.content) for entry in message.chat.messages))
+        case "token_ids":
+            return TokenPrompt(tuple(message.token_ids.ids))
+        case _:
+            return None
+
+
+def _sampling_options_from_proto(message: Any) -> SamplingOptions:
+    def given(name: str) -> Any:
+        return getattr(message, name) if message.HasField(name) else None
+
+    return SamplingOptions(
+        temperature=given("temperature"),
+        top_k=given("top_k"),
+        top_p=given("top_p"),
+        min_p=given("min_p"),
+        repetition_penalty=given("repetition_penalty"),
+        presence_penalty=given("presence_penalty"),
+        frequency_penalty=given("frequency_penalty"),
+        logit_bias=tuple((entry.token_id, entry.bias) for entry in message.logit_bias),
+        allowed_token_ids=(
+            tuple(message.allowed_token_ids.ids) if message.HasField("allowed_token_ids") else None
+        ),
+        banned_token_ids=tuple(message.banned_token_ids),
+        max_tokens=given("max_tokens"),
+        min_tokens=given("min_tokens"),
+        stop=tuple(message.stop),
+        stop_token_ids=tuple(message.stop_token_ids),
+        ignore_eos=bool(given("ignore_eos")),
+        logprobs=given("logprobs"),
+        seed=given("seed"),
+    )
+
+
+def parse_generate_request(data: bytes) -> Any:
+    """The protobuf message in these bytes.
+
+    Raises:
+        InvalidArgumentError: they are no GenerateRequest; names the string field that is not UTF-8, if any.
+    """
+    try:
+        return pb.GenerateRequest.FromString(data)
+    except DecodeError as error:
+        field_path = next(_fields_not_utf8(data, pb.GenerateRequest.DESCRIPTOR, ""), None)
+        if field_path is not None:
+            raise InvalidArgumentError.of(field_path, "is not valid UTF-8") from error
+        raise InvalidArgumentError.of("request", f"is not a GenerateRequest: {error}") from error
+
+
+def _fields_not_utf8(data: bytes, descriptor: Any, prefix: str) -> Iterator[str]:
+    """Paths of string fields whose bytes are not UTF-8, found by reading the message without its schema."""
+    carrier = pb.GetStatusRequest()  # it has no fields, so that all of them are unknown
+    try:
+        carrier.ParseFromString(data)
+    except DecodeError:
+        return
+    unknowns: Any = UnknownFieldSet(carrier)
+    for unknown in unknowns:
+        known = descriptor.fields_by_number.get(unknown.field_number)
+        if known is None or not isinstance(unknown.data, bytes):
+            continue
+        if known.type == known.TYPE_MESSAGE:
+            yield from _fields_not_utf8(unknown.data, known.message_type, f"{prefix}{known.name}.")
+        elif known.type == known.TYPE_STRING and not _is_utf8(unknown.data):
+            yield prefix + known.name
+
+
+def _is_utf8(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def piece_to_proto(request_id: str, piece: Piece) -> Any:
+    return pb.GenerateResponse(
+        request_id=request_id,
+        choice=piece.choice,
+        text=piece.text,
+        tokens=[
+            pb.EmittedToken(
+                token_id=token_id,
+                origin=ORIGINS.to_proto(origin),
+                logprobs=None if logprobs is None else token_logprobs_to_proto(logprobs),
+            )
+            for token_id, origin, logprobs in piece.tokens
+        ],
+        rounds=[round_record_to_proto(record) for record in piece.rounds],
+        finish_reason=FINISH_REASONS.to_proto(piece.finish_reason),
+        stop=piece.stop or "",
+        usage=None if piece.usage is None else usage_to_proto(piece.usage),
+        error=None if piece.error is None else error_to_proto(piece.error),
+    )
+
+
+def router_status_to_proto(status: RouterStatus) -> Any:
+    return pb.GetStatusResponse(
+        targets=map(_replica_status_to_proto, status.targets),
+        drafts=map(_replica_status_to_proto, status.drafts),
+        num_requests=status.num_requests,
+        version=status.version,
+    )
+
+
+def _replica_status_to_proto(status: ReplicaStatus) -> Any:
+    return pb.ReplicaStatus(
+        address=status.address,
+        connected=status.connected,
+        model=None if status.model is None else model_info_to_proto(status.model),
+        load=None if status.load is None else load_snapshot_to_proto(status.load),
+        num_sequences=status.num_sequences,
+    )
