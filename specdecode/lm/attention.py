@@ -154,13 +154,19 @@ def paged_attention(
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
+    s_aux: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Stores the step's keys and values and attends over the blocks each sequence owns.
 
     Returns:
         [1, n, heads, value_dim], and None for the weights.
+
+    Raises:
+        NotImplementedError: the model has attention sinks.
     """
+    if s_aux is not None:
+        raise NotImplementedError("attention sinks")
     plan = kwargs[PLAN_KEYWORD]
     layer = module.layer_idx
     keys, values = plan.kv.keys[layer], plan.kv.values[layer]

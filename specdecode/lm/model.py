@@ -106,7 +106,7 @@ def adopt_model(module: Any, name: str, device: torch.device | str = "cpu") -> L
         module=module,
         name=name,
         vocab_size=config.vocab_size,
-        max_length=_max_length(config),
+        max_length=_max_length(config, name),
         dtype=module.dtype,
         device=torch.device(device),
         layers=_probe_layers(module, config, name),
@@ -136,12 +136,14 @@ def _rope_parameters(config: Any) -> Iterator[Mapping[str, Any]]:
     yield from (value for value in rope.values() if isinstance(value, Mapping))
 
 
-def _max_length(config: Any) -> int:
-    longest = int(config.max_position_embeddings)
+def _max_length(config: Any, name: str) -> int:
+    longest = getattr(config, "max_position_embeddings", None)
+    if not longest:
+        raise FailedPreconditionError(f"{name}: its configuration states no max_position_embeddings")
     for rope in _rope_parameters(config):
         if rope.get("rope_type") in _LENGTH_DEPENDENT_ROPE:
-            longest = min(longest, int(rope.get("original_max_position_embeddings") or longest))
-    return longest
+            longest = min(longest, rope.get("original_max_position_embeddings") or longest)
+    return int(longest)
 
 
 def _probe_layers(module: Any, config: Any, name: str) -> tuple[LayerShape, ...]:
@@ -151,20 +153,29 @@ def _probe_layers(module: Any, config: Any, name: str) -> tuple[LayerShape, ...]
         FailedPreconditionError: some layer has no attention of the usual kind.
     """
     seen: dict[int, LayerShape] = {}
+    masked: list[int] = []
 
     def probe(
         layer: torch.nn.Module,
         query: Tensor,  # [1, heads, n, key_dim]
         key: Tensor,  # [1, kv_heads, n, key_dim]
         value: Tensor,  # [1, kv_heads, n, value_dim]
-        *args: Any,
+        mask: Tensor | None,
+        sliding_window: int | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, None]:
-        seen[int(layer.layer_idx)] = LayerShape(key.shape[1], key.shape[3], value.shape[3])
+        index = int(layer.layer_idx)
+        seen[index] = LayerShape(key.shape[1], key.shape[3], value.shape[3])
+        if mask is not None and mask.dim() == 0 and int(mask) != (sliding_window or 0):
+            masked.append(index)
         return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3]), None
 
+    def probe_mask(*args: Any, local_size: int | None = None, **kwargs: Any) -> Tensor:
+        """Stands for the mask: the window or chunk that the model asks it for, which must reach the attention too."""
+        return torch.tensor(local_size or 0)
+
     AttentionInterface.register(_PROBE_NAME, probe)
-    AttentionMaskInterface.register(_PROBE_NAME, lambda *args, **kwargs: None)
+    AttentionMaskInterface.register(_PROBE_NAME, probe_mask)
     before = _plain_attention(module)
     try:
         module.set_attn_implementation(_PROBE_NAME)
@@ -175,7 +186,13 @@ def _probe_layers(module: Any, config: Any, name: str) -> tuple[LayerShape, ...]
         raise FailedPreconditionError(f"{name}: {type(module).__name__} can't run on paged attention: {error}") from error
     if sorted(seen) != list(range(config.num_hidden_layers)):
         raise FailedPreconditionError(
-            f"{name}: {type(module).__name__} has {config.num_hidden_layers} layers, of which only {len(seen)} keep "
-            "keys and values that paged attention could store; recurrent and hybrid models are not served"
+            f"{name}: {type(module).__name__} has {config.num_hidden_layers} layers, of which only {len(seen)} go "
+            "through transformers' attention interface with keys and values to store; recurrent and hybrid models, and "
+            "those with an attention of their own, are not served"
+        )
+    if masked:
+        raise FailedPreconditionError(
+            f"{name}: {type(module).__name__} bounds what layers {masked} attend to (a window or chunks) in its mask "
+            "alone, where paged attention can't see it"
         )
     return tuple(seen[layer] for layer in range(config.num_hidden_layers))
