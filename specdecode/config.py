@@ -108,7 +108,7 @@ def _size(default: int | None, what: str, low: int, high: int) -> Any:
 
 
 def _port(default: int) -> Any:
-    return _count(default, "TCP port to listen on, 0 for any free one", "(port number)", 0, 65535)
+    return _option(default, "TCP port to listen on, 0 for any free one", "0 to 65535", ge=0, le=65535)
 
 
 class ServiceSettings(BaseSettings):
@@ -149,8 +149,12 @@ class ModelServiceSettings(ServiceSettings):
     block_size: int = _count(16, "tokens of one KV block", "tokens", 1, 256)
     max_length: int = _count(0, "longest sequence; 0 takes the model's context", "tokens", 0, 2**24)
     prefill_chunk: int = _count(256, "most prompt tokens of one sequence in one forward", "tokens", 1, 2**16)
-    engine_seed: OptionalInt = _count(
-        None, "seed of unseeded requests' noise, for tests; none draws a fresh one", "(seed)", 0, 2**63 - 1
+    engine_seed: OptionalInt = _option(
+        None,
+        "seed of the noise of unseeded requests, for tests; none draws a fresh one",
+        "0 to 2^63 - 1",
+        ge=0,
+        lt=2**63,
     )
 
 
@@ -252,7 +256,8 @@ def read_settings(cls: type[S], argv: Sequence[str]) -> S:
     try:
         return cls(**merged)
     except ValidationError as error:
-        raise _refusal([_violation(cls, details, sources) for details in error.errors()]) from None
+        violations = [_violation(cls, details, sources) for details in error.errors()]
+        raise _refusal(list(dict.fromkeys(violations))) from None
 
 
 class _Source:
