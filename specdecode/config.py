@@ -119,7 +119,7 @@ class ServiceSettings(BaseSettings):
 
     model_config = SettingsConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False)
 
-    host: str = _option("127.0.0.1", "address of the network interface to listen on", min_length=1)
+    host: str = _option("127.0.0.1", "address of the interface to listen on", "not empty", min_length=1)
     drain_seconds: float = _real(30.0, "grace for running requests after SIGTERM", "seconds", 0, 3600)
     max_message_bytes: ByteSize = _size(16 * MIB, "largest message sent or received", 64 * 1024, GIB)
     log_level: LogLevel = _option("info", "least severe records that are logged")
@@ -164,7 +164,9 @@ class TargetSettings(ModelServiceSettings):
     section = "target"
     program = "python -m target_service"
 
-    model: str = _option(DEFAULT_MODEL, "model: a fetched name, a directory or a hub id", min_length=1)
+    model: str = _option(
+        DEFAULT_MODEL, "model: a fetched name, a directory or a hub id", "not empty", min_length=1
+    )
     port: int = _port(TARGET_PORT)
     max_running: int = _count(256, "sequences in the running batch", "sequences", 1, 2**16)
     max_waiting: int = _count(1024, "sequences that may wait for admission", "sequences", 0, 2**20)
@@ -208,7 +210,7 @@ class RouterSettings(ServiceSettings):
     program = "python -m router"
 
     model: str = _option(
-        DEFAULT_MODEL, "tokenizer and chat template: a fetched name, a directory or a hub id", min_length=1
+        DEFAULT_MODEL, "tokenizer: a fetched name, a directory or a hub id", "not empty", min_length=1
     )
     port: int = _port(ROUTER_PORT)
     targets: Addresses = _option(
@@ -341,7 +343,7 @@ def _read_environment(cls: type[ServiceSettings]) -> _Source:
     known = {source.name_of(field) for field in cls.model_fields}
     unknown = [
         FieldViolation(name, f"unknown variable; known are {prefix}NAME for the options that --help lists")
-        for name, value in os.environ.items()
+        for name in os.environ
         if name.startswith(prefix) and name not in known and not _is_service_link(name)
     ]
     if unknown:
