@@ -1,8 +1,8 @@
 """The pool of KV blocks: who owns which block, and which blocks hold a known prefix.
 
-A block holds the keys and values of `block_size` consecutive tokens in every layer. Blocks are shared by reference
-count; a full block whose tokens are all committed may be published under the chained digest of its tokens, and is then
-found again by `match` until its storage is needed for something else.
+A block holds the keys and values of `block_size` consecutive tokens in every layer. Blocks are shared by
+reference count; a full block whose tokens are all committed may be published under the chained digest of its
+tokens, and is then found again by `match` until its storage is needed for something else.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class IntegrityError(AssertionError):
 
 
 def block_digest(parent: Digest, token_ids: Sequence[int]) -> Digest:
-    """Digest of a full block: its tokens chained to everything before it (`parent` is the salt for the first)."""
+    """Digest of a full block: its tokens chained to all before it (`parent` is the salt for the first)."""
     tokens = np.asarray(token_ids, dtype="<i4").tobytes()
     return hashlib.blake2b(tokens, key=parent[:64], digest_size=16).digest()
 
@@ -109,7 +109,8 @@ class BlockPool:
         """Proves the invariants against the block tables of everyone who holds blocks.
 
         Raises:
-            IntegrityError: a block is lost, owned by more than its references say, or cached under a stale digest.
+            IntegrityError: a block is lost, owned by more than its references say, or cached under a stale
+                digest.
         """
         held = Counter[int]()
         for table in tables:

@@ -16,7 +16,7 @@ from specdecode.lm.sequence import KVSequence
 
 @dataclass(frozen=True)
 class Chunk:
-    """Tokens of one sequence to run at positions kv_len, kv_len + 1, …; the last `num_logits` of them need logits."""
+    """Tokens of one sequence to run at positions kv_len …; the last `num_logits` of them need logits."""
 
     sequence: KVSequence
     token_ids: Sequence[int]

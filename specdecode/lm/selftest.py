@@ -13,8 +13,8 @@ from specdecode.lm.runner import Chunk, PagedLM
 _BLOCK_SIZE = 4
 _LENGTHS = (21, 9)
 _SPLITS = (6, 5)
-# Largest difference of logits over the largest logit. Rounding gives 1e-6 in float32 and up to a few percent in 16 bits;
-# an ignored feature of the attention (sinks, biases, another window) gives tens of percent.
+# Largest difference of logits over the largest logit. Rounding gives 1e-6 in float32 and up to a few percent
+# in 16 bits; an ignored feature of the attention (sinks, biases, another window) gives tens of percent.
 _TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-8}
 _TOLERANCE_16_BIT = 0.08
 
@@ -30,19 +30,23 @@ def check_paged_equals_plain(model: LoadedModel, plain_attention: str) -> None:
     try:
         model.module.set_attn_implementation(plain_attention)
         with torch.inference_mode():
-            plain = [model.module(input_ids=p[None].to(model.device), use_cache=False).logits[0] for p in prompts]
+            plain = [
+                model.module(input_ids=p[None].to(model.device), use_cache=False).logits[0] for p in prompts
+            ]
         model.module.set_attn_implementation(ATTENTION_NAME)
         paged = _run_paged(model, prompts)
     except (AttributeError, TypeError, ValueError, RuntimeError, IndexError) as error:
-        raise FailedPreconditionError(f"{model.name}: paged attention failed its self-test: {error}") from error
+        raise FailedPreconditionError(
+            f"{model.name}: paged attention failed its self-test: {error}"
+        ) from error
     largest = max(float(logits.abs().max()) for logits in plain)
     difference = max(float((a.float() - b.float()).abs().max()) for a, b in zip(plain, paged, strict=True))
     tolerance = _TOLERANCE.get(model.dtype, _TOLERANCE_16_BIT)
     if not difference <= tolerance * largest:
         raise FailedPreconditionError(
-            f"{model.name}: {type(model.module).__name__} on paged attention differs from its own attention by "
-            f"{difference:.3g} (logits up to {largest:.3g}, allowed {tolerance * largest:.3g}): its attention has a "
-            "feature that the paged one lacks"
+            f"{model.name}: {type(model.module).__name__} on paged attention differs from its own attention "
+            f"by {difference:.3g} (logits up to {largest:.3g}, allowed {tolerance * largest:.3g}): its attention "
+            "has a feature that the paged one lacks"
         )
 
 

@@ -10,8 +10,8 @@ from specdecode.lm.pool import BlockPool, Digest, IntegrityError, block_digest, 
 class KVSequence:
     """Committed tokens, and KV for the first `kv_len` positions.
 
-    Between steps kv_len ≤ committed − 1: the newest token has no KV yet. During a step positions beyond the committed
-    tokens may hold KV of drafts, until `rollback`.
+    Between steps kv_len ≤ committed − 1: the newest token has no KV yet. During a step positions beyond the
+    committed tokens may hold KV of drafts, until `rollback`.
 
     Attributes:
         token_ids: committed tokens.
@@ -52,11 +52,15 @@ class KVSequence:
         return self._digests[:num_blocks]
 
     def shareable_digests(self) -> list[Digest]:
-        """Digests of the blocks whose KV may come from the prefix cache: all full ones before the newest token."""
+        """Digests of the blocks that may come from the prefix cache: all full ones before the newest
+        token.
+        """
         return self.digests((len(self.token_ids) - 1) // self.pool.block_size)
 
     def adopt_prefix(self) -> int:
-        """Takes what the prefix cache knows of this sequence; only when it holds nothing. Returns tokens found."""
+        """Takes what the prefix cache knows of this sequence, if it holds nothing yet. Returns tokens
+        found.
+        """
         if self.block_table or not self.pool.prefix_cache:
             return 0
         self.block_table = self.pool.match(self.shareable_digests())
@@ -79,7 +83,7 @@ class KVSequence:
     def rollback(self, kv_len: int) -> None:
         """Forgets KV from position `kv_len` on and gives back the blocks of the tail.
 
-        Published blocks may be shared and are never written again: a length inside one goes back to its start.
+        Published blocks may be shared and are never written again: a length inside one falls to its start.
         """
         size = self.pool.block_size
         if kv_len < self._num_published * size:
@@ -98,7 +102,7 @@ class KVSequence:
         self._num_published = max(self._num_published, final)
 
     def truncate(self, num_tokens: int) -> None:
-        """Takes back committed tokens from `num_tokens` on, their KV and that of the newest kept one included.
+        """Takes back committed tokens from `num_tokens` on, with their KV and that of the newest kept one.
 
         For drafters, whose committed tokens are what the target last said.
         """
