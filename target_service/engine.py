@@ -1,7 +1,7 @@
 """The engine: sequences in, one batched step at a time, results out. No I/O, no threads, no clock of its own.
 
-A request is told by one loop: `apply` a router's frame → `step`: schedule → forward → verify → commit and roll back.
-After every step each sequence's KV covers all committed tokens but the newest.
+A request is told by one loop: `apply` a router's frame → `step`: schedule → forward → verify → commit, roll
+back. After every step each sequence's KV covers all committed tokens but the newest.
 """
 
 from __future__ import annotations
@@ -57,6 +57,7 @@ class Engine:
         limits: bounds of a step and of the queue.
         generator: noise for `rejection` and `block`; seeded from the system's entropy when None.
         clock: seconds, for times and deadlines (epoch).
+        trust_draft: whether q may be believed; a request can only be stricter.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class Engine:
         limits: SchedulerLimits | None = None,
         generator: torch.Generator | None = None,
         clock: Callable[[], float] = time.time,
+        trust_draft: bool = True,
     ) -> None:
         self.lm = lm
         self.limits = limits or SchedulerLimits()
@@ -73,6 +75,7 @@ class Engine:
         self.load = self._snapshot([], 0.0)
         self._verifier = Verifier(generator or _entropy())
         self._clock = clock
+        self._trust_draft = trust_draft
         self._step = 0
         self._notices: list[tuple[SequenceKey, StepResult]] = []
 
@@ -205,6 +208,8 @@ class Engine:
             raise ResourceExhaustedError(
                 f"the target's queue is full ({self.limits.max_waiting} sequences wait)", retry_after=1.0
             )
+        if not self._trust_draft:
+            opened = replace(opened, trust_draft=False)
         kv = self.lm.new_sequence(opened.token_ids, opened.cache_salt)
         sequence = TargetSequence(key, opened, kv, ordered_at=self._clock())
         self.sequences[key] = sequence
@@ -225,13 +230,13 @@ class Engine:
         if opened.num_prompt_tokens + sampling.max_tokens > self.lm.model.max_length:
             raise InvalidArgumentError.of(
                 "sampling.max_tokens",
-                f"{opened.num_prompt_tokens} prompt tokens and {sampling.max_tokens} more exceed the context of "
+                f"{sampling.max_tokens} and {opened.num_prompt_tokens} prompt tokens exceed the context of "
                 f"{self.lm.model.max_length}",
             )
         if opened.num_prompt_tokens + sampling.max_tokens > self.lm.max_length:
             raise ResourceExhaustedError(
-                f"{opened.num_prompt_tokens} prompt tokens and {sampling.max_tokens} more never fit into the KV "
-                f"pool of {self.lm.max_length} tokens",
+                f"{opened.num_prompt_tokens} prompt tokens and {sampling.max_tokens} more never fit into the "
+                f"KV pool of {self.lm.max_length} tokens",
                 reason=Reason.KV_TOO_SMALL,
             )
         if not all(0 <= token < self.lm.model.vocab_size for token in opened.token_ids):

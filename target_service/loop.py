@@ -1,4 +1,6 @@
-"""The engine's thread: takes frames from many streams, decides when a step starts, hands each stream its results."""
+"""The engine's thread: takes frames from many streams, decides when a step starts, hands each stream its
+results.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +8,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from itertools import count
 
 from specdecode.errors import InternalError, Reason, UnavailableError
@@ -25,10 +28,10 @@ _SMOOTHING = 0.2
 class StepClock:
     """When the next step starts.
 
-    Starting as soon as anyone is ready splits speculating sequences into half-empty cohorts. After a step the engine
-    waits δ for the k sequences whose routers are still drafting, while δ·ready < k·T (T: usual step time): what the
-    ready ones lose by waiting is less than what the others lose by missing the step. Who missed a step once is not
-    waited for again.
+    Starting as soon as anyone is ready splits speculating sequences into half-empty cohorts. After a step the
+    engine waits δ for the k sequences whose routers are still drafting, while δ·ready < k·T (T: usual step
+    time): what the ready ones lose by waiting is less than what the others lose by missing the step. Who
+    missed a step once is not waited for again.
     """
 
     def __init__(self) -> None:
@@ -60,11 +63,15 @@ class StepClock:
 class EngineLoop:
     """Runs an engine in a thread of its own; every method may be called from any thread.
 
-    The event loop never waits for a step: orders go into an inbox, and results are delivered by a callback per stream
-    that must return at once.
+    The event loop never waits for a step: orders go into an inbox, and results are delivered by a callback
+    per stream that must return at once.
+
+    Attributes:
+        ended: done when the thread has ended, with what ended it if that was not `stop`.
     """
 
     def __init__(self, engine: Engine) -> None:
+        self.ended: Future[None] = Future()
         self._engine = engine
         self._clock = StepClock()
         self._changed = threading.Condition()
@@ -120,10 +127,15 @@ class EngineLoop:
             self._changed.notify()
 
     def _run(self) -> None:
-        while self._wait_for_work():
-            outcome = self._step()
-            self._clock.ended(outcome, self._engine.now())
-            self._deliver(outcome)
+        try:
+            while self._wait_for_work():
+                outcome = self._step()
+                self._clock.ended(outcome, self._engine.now())
+                self._deliver(outcome)
+        except BaseException as error:
+            self.ended.set_exception(error)
+            raise
+        self.ended.set_result(None)
 
     def _wait_for_work(self) -> bool:
         """Applies orders until a step should start; False when the loop is to stop."""
@@ -157,7 +169,7 @@ class EngineLoop:
     def _step(self) -> StepOutcome:
         try:
             return self._engine.step()
-        except Exception:  # noqa: BLE001 - whatever a step raises must not end the replica for everybody else
+        except Exception:
             log.exception("a step failed; every open sequence ends with ENGINE_FAILED")
             self._engine.fail_all(InternalError("the engine failed in this step"))
             return self._engine.step()
@@ -176,6 +188,9 @@ class EngineLoop:
                 closes=frame.closes,
             )
         self._engine.apply(stream, frame)
+        if self._draining and frame.closes:
+            # Nothing else would tell the stream that its last sequence is gone.
+            self._streams[stream](StepFrame(0, self._engine.load))
 
     def _deliver(self, outcome: StepOutcome) -> None:
         results: dict[int, list[StepResult]] = {}

@@ -71,7 +71,10 @@ class Scheduler:
     def computed(self, sequence: TargetSequence) -> None:
         """After a step: publishes full blocks; once the prefix is there nobody needs to wait for it."""
         sequence.kv.publish()
-        if sequence.pending_digests and sequence.kv.kv_len >= len(sequence.pending_digests) * self.pool.block_size:
+        if (
+            sequence.pending_digests
+            and sequence.kv.kv_len >= len(sequence.pending_digests) * self.pool.block_size
+        ):
             self._forget_pending(sequence)
 
     def _in_turn(self) -> Iterator[TargetSequence]:
@@ -92,7 +95,8 @@ class Scheduler:
             return None
         drafted = self._affordable(sequence, len(missing))
         if len(missing) + len(drafted) > budget:
-            # The last token and its drafts stay together in the next step; the prefill need not wait for them.
+            # The last token and its drafts stay together in the next step; the prefill need not wait for
+            # them.
             return self._prefill(sequence, missing[: min(budget, len(missing) - 1)], planned)
         if not self._reserve(sequence, len(missing) + len(drafted), planned):
             return None
@@ -117,7 +121,9 @@ class Scheduler:
     def _reserve(
         self, sequence: TargetSequence, num_tokens: int, planned: dict[TargetSequence, Work]
     ) -> bool:
-        """Makes room, preempting the youngest that the step does not need yet; False when it had to preempt itself."""
+        """Makes room, preempting the youngest that the step does not need yet; False when it had to preempt
+        itself.
+        """
         while True:
             try:
                 sequence.kv.reserve(num_tokens)

@@ -75,7 +75,9 @@ class TargetSequence:
         return self.verify.drafted[: self.room - 1] if self.verify else ()
 
     def finish_of(self, token_ids: list[int]) -> tuple[int, FinishReason | None]:
-        """How many of these next tokens belong to the sequence, and why it ends with the last of them if it does."""
+        """How many of these next tokens belong to the sequence, and why it ends with the last of them if it
+        does.
+        """
         stops = self.sampling.stop_token_ids
         for count, token in enumerate(token_ids[: self.room], start=1):
             if token in stops:
@@ -87,7 +89,9 @@ class TargetSequence:
 
 @dataclass(frozen=True)
 class Work:
-    """One sequence's part of a step: a piece of its prefill, or its window (last token and drafts) as well."""
+    """One sequence's part of a step: a piece of its prefill, or its window (last token and drafts) as
+    well.
+    """
 
     sequence: TargetSequence
     chunk: Chunk

@@ -134,7 +134,9 @@ def _rows_of(
 ) -> Tensor:
     if len(group) == num_works:
         return logits
-    rows = [r for w, start in zip(group, starts, strict=True) for r in range(start, start + w.chunk.num_logits)]
+    rows = [
+        r for w, start in zip(group, starts, strict=True) for r in range(start, start + w.chunk.num_logits)
+    ]
     return logits[torch.tensor(rows, device=logits.device)]
 
 

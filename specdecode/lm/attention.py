@@ -1,8 +1,9 @@
 """Paged attention as transformers sees it: one function behind its attention interface.
 
-All sequences' tokens of a step lie in one row `[1, n]`. An `AttentionPlan`, made once a step and passed through the
-model as a keyword, says where each token's keys and values are stored and which blocks each token may look at. This is
-the reference implementation, in torch, for CPU and CUDA: sequences of similar shape are gathered into one dense batch.
+All sequences' tokens of a step lie in one row `[1, n]`. An `AttentionPlan`, made once a step and passed
+through the model as a keyword, says where each token's keys and values are stored and which blocks each token
+may look at. This is the reference implementation, in torch, for CPU and CUDA: sequences of similar shape are
+gathered into one dense batch.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ class _Group:
     masks: dict[tuple[int | None, int], Tensor] = field(default_factory=dict)
 
     def mask(self, window: int | None, repeat: int) -> Tensor:
-        """[B, 1, repeat * Q, K] bool: keys at or before each query and, with a window, fewer than `window` back."""
+        """[B, 1, repeat * Q, K] bool: keys at or before each query, with a window fewer than that back."""
         mask = self.masks.get((window, repeat))
         if mask is None:
             keys = torch.arange(self.num_keys, device=self.query_positions.device)
@@ -200,8 +201,8 @@ def _attend(
     # Heads that share keys become further queries of the same keys, so nothing is repeated.
     query = tokens[group.queries].view(batch, num_queries, kv_heads, repeat, -1)
     query = query.permute(0, 2, 3, 1, 4).reshape(batch, kv_heads, repeat * num_queries, -1)
-    key = keys[group.blocks].view(batch, group.num_keys, kv_heads, -1).transpose(1, 2)
-    value = values[group.blocks].view(batch, group.num_keys, kv_heads, -1).transpose(1, 2)
+    key = keys.index_select(0, group.blocks).view(batch, group.num_keys, kv_heads, -1).transpose(1, 2)
+    value = values.index_select(0, group.blocks).view(batch, group.num_keys, kv_heads, -1).transpose(1, 2)
     mask = group.mask(window, repeat)
     if softcap is None:
         out = torch.nn.functional.scaled_dot_product_attention(query, key, value, mask, scale=scaling)

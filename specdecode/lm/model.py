@@ -15,10 +15,11 @@ from transformers.masking_utils import AttentionMaskInterface
 
 from specdecode.errors import FailedPreconditionError
 from specdecode.lm.attention import ATTENTION_NAME, LayerShape, register_attention
+from specdecode.lm.packing import can_pack, pack_linears
 from specdecode.types import ModelInfo
 
 _PROBE_NAME = "specdecode_probe"
-# Rotary embeddings whose frequencies depend on the longest position of a batch: one sequence would change another.
+# Rotary embeddings whose frequencies depend on a batch's longest position: one sequence would change another.
 _LENGTH_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
 
 
@@ -31,20 +32,17 @@ class LoadedModel:
         vocab_size: ids that may have mass; logits beyond are padding.
         max_length: longest sequence, prompt and output together.
         layers: what each layer stores for a token.
+        num_parameters: weights, shared ones counted once.
     """
 
-    module: torch.nn.Module
+    module: Any
     name: str
     vocab_size: int
     max_length: int
     dtype: torch.dtype
     device: torch.device
     layers: tuple[LayerShape, ...]
-
-    @property
-    def num_parameters(self) -> int:
-        """Weights, shared ones counted once."""
-        return sum(parameter.numel() for parameter in self.module.parameters())
+    num_parameters: int
 
     def block_bytes(self, block_size: int) -> int:
         """Memory of one KV block in all layers."""
@@ -73,24 +71,27 @@ class LoadedModel:
 
 
 def load_model(path: Path | str, dtype: torch.dtype | str, device: torch.device | str = "cpu") -> LoadedModel:
-    """Loads a decoder-only model from a directory (safetensors only, no remote code) and checks that it can be served.
+    """Loads a decoder-only model from a directory and checks that it can be served: safetensors, no remote
+    code.
 
     `dtype` may also be a name, or "auto" for the checkpoint's own.
 
     Raises:
-        FailedPreconditionError: the directory holds no such model, or an architecture that paged attention can't
-            serve; the reason says which.
+        FailedPreconditionError: the directory holds no such model, or an architecture that paged attention
+            can't serve; the reason says which.
     """
     try:
         config = AutoConfig.from_pretrained(path)
         module = AutoModelForCausalLM.from_pretrained(path, config=config, dtype=dtype, use_safetensors=True)
     except (OSError, ValueError, KeyError) as error:
-        raise FailedPreconditionError(f"{path}: not a causal language model that can be loaded: {error}") from error
+        raise FailedPreconditionError(
+            f"{path}: not a causal language model that can be loaded: {error}"
+        ) from error
     return adopt_model(module, Path(path).name, device)
 
 
 def adopt_model(module: Any, name: str, device: torch.device | str = "cpu") -> LoadedModel:
-    """Puts an already built transformers model on paged attention, after a self-test against its own attention.
+    """Puts a transformers model on paged attention, after a self-test against its own attention.
 
     Raises:
         FailedPreconditionError: see `load_model`.
@@ -110,9 +111,12 @@ def adopt_model(module: Any, name: str, device: torch.device | str = "cpu") -> L
         dtype=module.dtype,
         device=torch.device(device),
         layers=_probe_layers(module, config, name),
+        num_parameters=sum(parameter.numel() for parameter in module.parameters()),
     )
     check_paged_equals_plain(model, plain)
     module.set_attn_implementation(ATTENTION_NAME)
+    if can_pack(model.dtype, model.device):
+        pack_linears(module)
     return model
 
 
@@ -125,9 +129,13 @@ def _plain_attention(module: Any) -> str:
 def _require_supported(module: Any, config: Any, name: str) -> None:
     parameters = inspect.signature(module.forward).parameters
     if getattr(config, "is_encoder_decoder", False):
-        raise FailedPreconditionError(f"{name}: an encoder-decoder model; only decoder-only models are served")
+        raise FailedPreconditionError(
+            f"{name}: an encoder-decoder model; only decoder-only models are served"
+        )
     if "logits_to_keep" not in parameters or "position_ids" not in parameters:
-        raise FailedPreconditionError(f"{name}: {type(module).__name__} takes no position_ids or logits_to_keep")
+        raise FailedPreconditionError(
+            f"{name}: {type(module).__name__} takes no position_ids or logits_to_keep"
+        )
 
 
 def _rope_parameters(config: Any) -> Iterator[Mapping[str, Any]]:
@@ -156,7 +164,7 @@ def _probe_layers(module: Any, config: Any, name: str) -> tuple[LayerShape, ...]
     masked: list[int] = []
 
     def probe(
-        layer: torch.nn.Module,
+        layer: Any,
         query: Tensor,  # [1, heads, n, key_dim]
         key: Tensor,  # [1, kv_heads, n, key_dim]
         value: Tensor,  # [1, kv_heads, n, value_dim]
@@ -171,7 +179,7 @@ def _probe_layers(module: Any, config: Any, name: str) -> tuple[LayerShape, ...]
         return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3]), None
 
     def probe_mask(*args: Any, local_size: int | None = None, **kwargs: Any) -> Tensor:
-        """Stands for the mask: the window or chunk that the model asks it for, which must reach the attention too."""
+        """Stands for the mask: the window or chunk asked of it, which must reach the attention too."""
         return torch.tensor(local_size or 0)
 
     AttentionInterface.register(_PROBE_NAME, probe)
@@ -183,16 +191,18 @@ def _probe_layers(module: Any, config: Any, name: str) -> tuple[LayerShape, ...]
             module(input_ids=torch.zeros(1, 1, dtype=torch.long, device=module.device), use_cache=False)
         module.set_attn_implementation(before)
     except (AttributeError, TypeError, ValueError, RuntimeError) as error:
-        raise FailedPreconditionError(f"{name}: {type(module).__name__} can't run on paged attention: {error}") from error
+        raise FailedPreconditionError(
+            f"{name}: {type(module).__name__} can't run on paged attention: {error}"
+        ) from error
     if sorted(seen) != list(range(config.num_hidden_layers)):
         raise FailedPreconditionError(
-            f"{name}: {type(module).__name__} has {config.num_hidden_layers} layers, of which only {len(seen)} go "
-            "through transformers' attention interface with keys and values to store; recurrent and hybrid models, and "
-            "those with an attention of their own, are not served"
+            f"{name}: {type(module).__name__} has {config.num_hidden_layers} layers, of which only {len(seen)} "
+            "go through transformers' attention interface with keys and values to store; recurrent and hybrid "
+            "models, and those with an attention of their own, are not served"
         )
     if masked:
         raise FailedPreconditionError(
-            f"{name}: {type(module).__name__} bounds what layers {masked} attend to (a window or chunks) in its mask "
-            "alone, where paged attention can't see it"
+            f"{name}: {type(module).__name__} bounds what layers {masked} attend to (a window or chunks) in its "
+            "mask alone, where paged attention can't see it"
         )
     return tuple(seen[layer] for layer in range(config.num_hidden_layers))

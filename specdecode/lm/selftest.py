@@ -54,12 +54,12 @@ def _run_paged(model: LoadedModel, prompts: list[Tensor]) -> list[Tensor]:
     lm = PagedLM(model, num_blocks=16, block_size=_BLOCK_SIZE, prefix_cache=False)
     sequences = [lm.new_sequence(prompt.tolist()) for prompt in prompts]
     parts: list[list[Tensor]] = [[] for _ in prompts]
-    for begin, end in ((0, None), (1, None)):
+    for first in (True, False):
         chunks = []
         for sequence, split in zip(sequences, _SPLITS, strict=True):
-            tokens = sequence.token_ids[:split] if begin == 0 else sequence.token_ids[split:end]
+            tokens = sequence.token_ids[:split] if first else sequence.token_ids[split:]
             chunks.append(Chunk(sequence, tokens, len(tokens)))
-        logits = lm.forward(chunks)
-        for part, rows in zip(parts, logits.split([chunk.num_logits for chunk in chunks]), strict=True):
-            part.append(rows)
+        rows = torch.split(lm.forward(chunks), [chunk.num_logits for chunk in chunks])
+        for part, logits in zip(parts, rows, strict=True):
+            part.append(logits)
     return [torch.cat(part) for part in parts]

@@ -1,0 +1,130 @@
+"""The target service's gRPC handlers: translate and delegate."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+
+import grpc
+
+from specdecode import wire
+from specdecode.errors import SpecdecodeError
+from specdecode.serving import aborting
+from specdecode.types import ModelInfo, StepFrame
+from specdecode.v1 import target_service_pb2 as pb
+from specdecode.v1 import target_service_pb2_grpc as pb_grpc
+from target_service.loop import EngineLoop
+
+SERVICE_NAME = "specdecode.v1.TargetService"
+
+
+class TargetServicer(pb_grpc.TargetServiceServicer):  # type: ignore[misc]
+    """specdecode.v1.TargetService.
+
+    Args:
+        loop: started; the servicer does not stop it.
+        info: what GetTargetModel answers.
+        draining: set when the service has begun to end.
+    """
+
+    def __init__(self, loop: EngineLoop, info: ModelInfo, draining: asyncio.Event) -> None:
+        self._loop = loop
+        self._info = info
+        self._draining = draining
+
+    async def GetTargetModel(
+        self,
+        request: pb.GetTargetModelRequest,
+        context: grpc.aio.ServicerContext[pb.GetTargetModelRequest, pb.GetTargetModelResponse],
+    ) -> pb.GetTargetModelResponse:
+        """What is served, and the load right now."""
+        load = wire.load_snapshot_to_proto(self._loop.load)
+        return pb.GetTargetModelResponse(model=wire.model_info_to_proto(self._info), load=load)
+
+    async def Decode(
+        self,
+        request_iterator: AsyncIterator[pb.DecodeRequest],
+        context: grpc.aio.ServicerContext[pb.DecodeRequest, pb.DecodeResponse],
+    ) -> AsyncIterator[pb.DecodeResponse]:
+        """Steps for one router, until it ends the stream or is lost; then everything it opened is freed."""
+        async with aborting(context), aclosing(self._frames(request_iterator)) as frames:
+            async for frame in frames:
+                yield wire.step_frame_to_proto(frame)
+
+    async def _frames(self, requests: AsyncIterator[pb.DecodeRequest]) -> AsyncGenerator[StepFrame]:
+        outbox = Outbox()
+        post = asyncio.get_running_loop().call_soon_threadsafe
+
+        def deliver(frame: StepFrame) -> None:
+            post(outbox.put, frame)
+
+        stream = self._loop.open_stream(deliver)
+        tasks = [
+            asyncio.create_task(self._read(requests, stream, outbox)),
+            asyncio.create_task(self._drain(stream, outbox)),
+        ]
+        try:
+            while (frame := await outbox.take()) is not None:
+                yield frame
+                outbox.end_if_drained(self._draining.is_set() and not self._loop.num_sequences(stream))
+        finally:
+            for task in tasks:
+                task.cancel()
+            self._loop.close_stream(stream)
+
+    async def _read(self, requests: AsyncIterator[pb.DecodeRequest], stream: int, outbox: Outbox) -> None:
+        """Hands in the router's frames; a frame that does not hang together ends the stream."""
+        try:
+            async for request in requests:
+                self._loop.submit(stream, wire.decode_frame_from_proto(request))
+            outbox.end()
+        except SpecdecodeError as error:
+            outbox.end(error)
+
+    async def _drain(self, stream: int, outbox: Outbox) -> None:
+        await self._draining.wait()
+        self._loop.drain()
+        outbox.end_if_drained(not self._loop.num_sequences(stream))
+
+
+class Outbox:
+    """Steps for one router; while it does not read, they merge into one frame. Used within the event loop
+    only.
+    """
+
+    def __init__(self) -> None:
+        self._frames: list[StepFrame] = []
+        self._ended = False
+        self._error: SpecdecodeError | None = None
+        self._changed = asyncio.Event()
+
+    def put(self, frame: StepFrame) -> None:
+        """Adds a step."""
+        self._frames.append(frame)
+        self._changed.set()
+
+    def end(self, error: SpecdecodeError | None = None) -> None:
+        """Makes `take` end, or raise `error`, once what is there is taken."""
+        self._ended, self._error = True, error
+        self._changed.set()
+
+    def end_if_drained(self, drained: bool) -> None:
+        """Ends when the service is draining and nothing is left on the stream."""
+        if drained:
+            self.end()
+
+    async def take(self) -> StepFrame | None:
+        """Everything that is there as one frame with the newest load; None after the end."""
+        while not self._frames:
+            if self._error is not None:
+                raise self._error
+            if self._ended:
+                return None
+            self._changed.clear()
+            await self._changed.wait()
+        frames, self._frames = self._frames, []
+        if len(frames) == 1:
+            return frames[0]
+        newest = frames[-1]
+        return StepFrame(newest.step, newest.load, tuple(r for frame in frames for r in frame.results))
