@@ -17,6 +17,7 @@ import contextlib
 import logging
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
@@ -106,10 +107,13 @@ class Server:
         await self._set_status(health_pb2.HealthCheckResponse.NOT_SERVING)
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         try:
+            _check_bindable(host, port)
             self.port = self.grpc.add_insecure_port(address)
-        except RuntimeError:
-            refusal = f"can't listen on {address}: it is in use, or not an address of this machine"
-            raise InvalidArgumentError.of("port", refusal) from None
+        except (OSError, RuntimeError) as error:
+            # A server that is dropped without this complains when the interpreter ends.
+            await self.grpc.stop(None)
+            reason = error.strerror if isinstance(error, OSError) else str(error)
+            raise InvalidArgumentError.of("port", f"can't listen on {address}: {reason}") from None
         await self.grpc.start()
         return self.port
 
@@ -130,6 +134,21 @@ class Server:
     async def _set_status(self, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
         for name in self._names:
             await self._health.set(name, status)
+
+
+def _check_bindable(host: str, port: int) -> None:
+    """Raise the OSError that listening would meet: gRPC keeps it for its own log."""
+    failures = []
+    for family, kind, protocol, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(address)
+            except OSError as error:
+                failures.append(error)
+            else:
+                return
+    raise failures[0]
 
 
 class _Health(health.aio.HealthServicer):  # type: ignore[misc]

@@ -280,11 +280,23 @@ class TestLimits:
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert error_from_rpc(caught.value).reason is Reason.INVALID_ARGUMENT
 
-    async def test_a_used_port_is_refused_with_its_address(self, server: Server, servicer: Servicer) -> None:
+    @pytest.mark.parametrize(
+        ("host", "reason"),
+        [
+            ("127.0.0.1", "Address already in use"),
+            ("192.0.2.1", "Cannot assign requested address"),
+            ("nowhere.invalid", "[^:]+"),
+        ],
+    )
+    async def test_an_address_that_can_not_be_listened_on_is_refused_with_the_reason(
+        self, server: Server, servicer: Servicer, host: str, reason: str
+    ) -> None:
         other = Server((NAME,), MAX_MESSAGE_BYTES)
-        with pytest.raises(InvalidArgumentError, match=rf"port: can't listen on 127\.0\.0\.1:{server.port}"):
-            await other.start("127.0.0.1", server.port)
-        await other.drain(None)
+        with pytest.raises(InvalidArgumentError) as caught:
+            await other.start(host, server.port)
+        assert re.fullmatch(
+            rf"port: can't listen on {re.escape(host)}:{server.port}: {reason}", caught.value.message
+        )
 
 
 class TestDrain:
