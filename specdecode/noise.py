@@ -97,7 +97,7 @@ def coupled_support_tokens(
         [R] int64 token ids.
     """
     support = probs > 0
-    rows, support_ids = support.nonzero()[:, 0], token_ids[support]
+    rows, support_ids = support.nonzero()[:, 0], token_ids[support].long()
     u = _uniform(_keys_of(seeds, choice_indices, positions, probs.device)[rows], support_ids)
     return race_winners(u, probs[support], rows, support_ids, len(probs))
 
@@ -109,10 +109,10 @@ def race_winners(
     token_ids: torch.Tensor,  # [N] int64
     num_rows: int,
 ) -> torch.Tensor:
-    """The token with the least −log(u) / prob among each row's entries, the lowest of equals: [num_rows] int64.
+    """The token of least −log(u) / prob among each row's entries, the lowest of equals: [num_rows] int64.
 
-    For independent uniform u a row's winner is distributed as its probs / Σ probs. A row without entries gets the
-    largest int64.
+    For independent uniform u a row's winner is distributed as its probs / Σ probs. A row without entries gets
+    the largest int64.
     """
     probs = probs.double()
     # A first pass with the device's own logarithm leaves the few tokens that the exact one has to separate.
