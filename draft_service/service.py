@@ -20,8 +20,8 @@ from specdecode.v1 import draft_service_pb2_grpc as pb_grpc
 SERVICE_NAME = "specdecode.v1.DraftService"
 
 _MAX_BACKLOG = 1024
-"""Frames that wait for the loop, or drafts that wait for a router, beyond which no more of the router's frames
-are read; gRPC's flow control then holds it back."""
+"""Frames that wait for the loop, or drafts that wait for a router, beyond which no more of its frames are
+read; gRPC's flow control then holds it back."""
 
 
 class DraftServicer(pb_grpc.DraftServiceServicer):  # type: ignore[misc]
