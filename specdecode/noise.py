@@ -56,7 +56,7 @@ def exponential_noise(
     arguments = (seed, choice_index, position, token)
     device = next((x.device for x in arguments if isinstance(x, torch.Tensor)), None)
     *row, tokens = (_as_tensor(x, device) for x in arguments)
-    return -_log(_uniform(_row_keys(*row), tokens))
+    return -portable_log(_uniform(_row_keys(*row), tokens))
 
 
 def coupled_tokens(
@@ -120,10 +120,28 @@ def race_winners(
     limits = _row_minima(approximate, rows, num_rows) * _NEAR_MINIMUM
     near = (approximate <= limits[rows]).nonzero()[:, 0]
     rows, token_ids = rows[near], token_ids[near]
-    scores = -_log(u[near]) / probs[near]
+    scores = -portable_log(u[near]) / probs[near]
     best = scores == _row_minima(scores, rows, num_rows)[rows]
     winners = torch.full((num_rows,), torch.iinfo(torch.int64).max, device=u.device)
     return winners.scatter_reduce_(0, rows[best], token_ids[best], "amin")
+
+
+def portable_log(u: torch.Tensor) -> torch.Tensor:
+    """Natural logarithm of float64 u > 0, within 2 ulp, the same bits on every device.
+
+    It is made of correctly rounded operations only; the logarithms of libraries differ in their last bit.
+    u = 2^k · m with m in [√½, √2); log m = 2·atanh(s), s = (m − 1)/(m + 1).
+    """
+    mantissa, exponent = torch.frexp(u)
+    low = mantissa < 0.7071067811865476
+    mantissa = torch.where(low, mantissa * 2, mantissa)
+    k = exponent.double() - low.double()
+    s = (mantissa - 1) / (mantissa + 1)
+    z = s * s
+    series = torch.full_like(z, _SERIES[-1])
+    for coefficient in reversed(_SERIES[:-1]):
+        series = series * z + coefficient
+    return k * _LN2_HIGH + (s * series + k * _LN2_LOW)
 
 
 def _keys_of(
@@ -167,24 +185,6 @@ def _mix(z: torch.Tensor) -> torch.Tensor:
 def _shifted_right(z: torch.Tensor, bits: int) -> torch.Tensor:
     """Logical shift: int64's own shift copies the sign."""
     return (z >> bits).bitwise_and_((1 << (64 - bits)) - 1)
-
-
-def _log(u: torch.Tensor) -> torch.Tensor:
-    """Natural logarithm of float64 u > 0, of correctly rounded operations only: libraries differ in the last
-    bit.
-
-    u = 2^k · m with m in [√½, √2); log m = 2·atanh(s), s = (m − 1)/(m + 1).
-    """
-    mantissa, exponent = torch.frexp(u)
-    low = mantissa < 0.7071067811865476
-    mantissa = torch.where(low, mantissa * 2, mantissa)
-    k = exponent.double() - low.double()
-    s = (mantissa - 1) / (mantissa + 1)
-    z = s * s
-    series = torch.full_like(z, _SERIES[-1])
-    for coefficient in reversed(_SERIES[:-1]):
-        series = series * z + coefficient
-    return k * _LN2_HIGH + (s * series + k * _LN2_LOW)
 
 
 def _row_minima(values: torch.Tensor, rows: torch.Tensor, num_rows: int) -> torch.Tensor:

@@ -1,9 +1,10 @@
 """The exact distribution of what one verification emits, found by enumeration instead of sampling.
 
 Every path the draft can take is weighted by its probability. For a given path the code is a function of its
-coins (one u per draft, one for the last token) that is constant on the cells of a grid: the coins are cut at the
-thresholds that the maths, written out again below in plain Python, gives. The real code is called at two points
-of every cell, close to opposite corners; it must answer the same at both, and that counts with the cell's volume.
+coins (one u per draft, one for the last token) that is constant on the cells of a grid: the coins are cut at
+the thresholds that the maths, written out again below in plain Python, gives. The real code is called at two
+points of every cell, close to opposite corners; it must answer the same at both, and that counts with the
+cell's volume.
 """
 
 from __future__ import annotations
@@ -80,8 +81,8 @@ def enumerate_round(
 ) -> Outcome:
     """What one round emits, with what probability.
 
-    `keep` tells how many of a path's drafted tokens are sent, `sent` whose distributions go with them as q (the
-    draft's own by default); without `trust_draft` the drafts are verified as one-hot.
+    `keep` tells how many of a path's drafted tokens are sent, `sent` whose distributions go with them as q
+    (the draft's own by default); without `trust_draft` the drafts are verified as one-hot.
     """
     paths = [
         path_of(target, sent or draft, tokens[: keep(tokens)], weight, trust_draft=trust_draft)
