@@ -1,34 +1,36 @@
-"""What clients say and hear, as frozen dataclasses, and where those meet protobuf."""
+"""Where what clients say and hear (`specdecode.requests`) meets protobuf on the router's side."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from enum import Enum
-from typing import Any, NamedTuple
+from typing import Any
 
 from google.protobuf.message import DecodeError
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from specdecode.errors import InvalidArgumentError, SpecdecodeError
-from specdecode.types import (
-    DrafterKind,
-    FinishReason,
-    LoadSnapshot,
-    Method,
-    ModelInfo,
-    Origin,
-    RoundRecord,
-    TokenLogprobs,
-    Usage,
+from specdecode.requests import (
+    ChatPrompt,
+    EmittedToken,
+    GenerateRequest,
+    Prompt,
+    ReplicaStatus,
+    RouterStatus,
+    SamplingOptions,
+    SpeculationMode,
+    SpeculationOptions,
+    TextPrompt,
+    TokenPrompt,
 )
+from specdecode.types import FinishReason, RoundRecord, Usage
 from specdecode.v1 import router_service_pb2 as pb
 from specdecode.wire import (
     DRAFTERS,
     FINISH_REASONS,
     METHODS,
+    MODES,
     ORIGINS,
-    EnumCodec,
     error_to_proto,
     load_snapshot_to_proto,
     model_info_to_proto,
@@ -37,95 +39,24 @@ from specdecode.wire import (
     usage_to_proto,
 )
 
-
-class SpeculationMode(Enum):
-    """Whether a request may speculate."""
-
-    AUTO = "auto"
-    """The router decides."""
-    ON = "on"
-    OFF = "off"
-
-
-_MODES = EnumCodec(SpeculationMode, pb.SpeculationMode, "SPECULATION_MODE")
-
-
-@dataclass(frozen=True)
-class TextPrompt:
-    """Tokenised as is, with the tokenizer's own special tokens."""
-
-    text: str
-
-
-@dataclass(frozen=True)
-class ChatPrompt:
-    """(role, content) messages for the model's chat template."""
-
-    messages: tuple[tuple[str, str], ...]
-
-
-@dataclass(frozen=True)
-class TokenPrompt:
-    """Token ids as they are."""
-
-    token_ids: tuple[int, ...]
-
-
-Prompt = TextPrompt | ChatPrompt | TokenPrompt
-
-
-@dataclass(frozen=True)
-class SamplingOptions:
-    """What a client asks for; None takes the default that router_service.proto states."""
-
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    logit_bias: tuple[tuple[int, float], ...] = ()
-    allowed_token_ids: tuple[int, ...] | None = None
-    banned_token_ids: tuple[int, ...] = ()
-    max_tokens: int | None = None
-    min_tokens: int | None = None
-    stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
-    ignore_eos: bool = False
-    logprobs: int | None = None
-    seed: int | None = None
-
-
-@dataclass(frozen=True)
-class SpeculationOptions:
-    """How a client wants to be drafted for; None is the router's choice."""
-
-    mode: SpeculationMode = SpeculationMode.AUTO
-    num_draft_tokens: int | None = None
-    drafter: DrafterKind | None = None
-    method: Method | None = None
-
-
-@dataclass(frozen=True)
-class GenerateRequest:
-    """One request as it came in; nothing of it is checked yet."""
-
-    prompt: Prompt | None
-    sampling: SamplingOptions = SamplingOptions()
-    speculation: SpeculationOptions = SpeculationOptions()
-    n: int | None = None
-    model: str = ""
-    include_rounds: bool = False
-    cache_salt: bytes = b""
-
-
-class EmittedToken(NamedTuple):
-    """One token of a choice."""
-
-    token_id: int
-    origin: Origin
-    logprobs: TokenLogprobs | None
+__all__ = [
+    "ChatPrompt",
+    "EmittedToken",
+    "GenerateRequest",
+    "Piece",
+    "Prompt",
+    "ReplicaStatus",
+    "RouterStatus",
+    "SamplingOptions",
+    "SpeculationMode",
+    "SpeculationOptions",
+    "TextPrompt",
+    "TokenPrompt",
+    "generate_request_from_proto",
+    "parse_generate_request",
+    "piece_to_proto",
+    "router_status_to_proto",
+]
 
 
 @dataclass
@@ -144,27 +75,6 @@ class Piece:
     """Instead of a finish reason, when this choice alone failed."""
 
 
-@dataclass(frozen=True)
-class ReplicaStatus:
-    """One target or draft service as the router sees it."""
-
-    address: str
-    connected: bool
-    model: ModelInfo | None
-    load: LoadSnapshot | None
-    num_sequences: int
-
-
-@dataclass(frozen=True)
-class RouterStatus:
-    """What GetStatus tells."""
-
-    targets: tuple[ReplicaStatus, ...]
-    drafts: tuple[ReplicaStatus, ...]
-    num_requests: int
-    version: str
-
-
 def generate_request_from_proto(message: Any) -> GenerateRequest:
     """Raises InvalidArgumentError for an enum value that this version does not know."""
     options = message.speculation
@@ -173,7 +83,7 @@ def generate_request_from_proto(message: Any) -> GenerateRequest:
         prompt=_prompt_from_proto(message),
         sampling=_sampling_options_from_proto(message.sampling),
         speculation=SpeculationOptions(
-            mode=_MODES.optional_from_proto(options.mode, "speculation.mode") or SpeculationMode.AUTO,
+            mode=MODES.optional_from_proto(options.mode, "speculation.mode") or SpeculationMode.AUTO,
             num_draft_tokens=options.num_draft_tokens if has_cap else None,
             drafter=DRAFTERS.optional_from_proto(options.drafter, "speculation.drafter"),
             method=METHODS.optional_from_proto(options.method, "speculation.method"),

@@ -21,18 +21,22 @@ from router.messages import (
 )
 from router.text import Tokenizer
 from specdecode.errors import FieldViolation, InvalidArgumentError
+from specdecode.requests import (
+    MAX_BIAS,
+    MAX_CHOICES,
+    MAX_LOGIT_BIASES,
+    MAX_LOGPROBS,
+    MAX_PENALTY,
+    MAX_REPETITION_PENALTY,
+    MAX_SALT_BYTES,
+    MAX_SEED,
+    MAX_STOP_CHARACTERS,
+    MAX_STOP_TOKEN_IDS,
+    MAX_STOPS,
+    MAX_TEMPERATURE,
+    MIN_TEMPERATURE,
+)
 from specdecode.types import MAX_DRAFT_TOKENS, DrafterKind, Method, SamplingParams
-
-MAX_CHOICES = 16
-MAX_LOGIT_BIASES = 300
-MAX_STOPS = 16
-MAX_STOP_CHARACTERS = 256
-MAX_STOP_TOKEN_IDS = 64
-MAX_LOGPROBS = 20
-MAX_SALT_BYTES = 256
-MIN_TEMPERATURE = 1e-5
-"""Below it logits divided by the temperature leave float32; 0 is greedy."""
-_UINT64 = 2**64 - 1
 
 
 @dataclass(frozen=True)
@@ -138,22 +142,24 @@ def _check_numbers(checks: _Checks, options: SamplingOptions) -> None:
     temperature = options.temperature
     if temperature is not None and not (temperature == 0 or temperature >= MIN_TEMPERATURE * 0.999):
         checks.require(
-            False, "sampling.temperature", f"{temperature:g} is outside 0, {MIN_TEMPERATURE:g} to 2"
+            False,
+            "sampling.temperature",
+            f"{temperature:g} is outside 0, {MIN_TEMPERATURE:g} to {MAX_TEMPERATURE:g}",
         )
     else:
-        checks.in_range("sampling.temperature", temperature, 0, 2)
+        checks.in_range("sampling.temperature", temperature, 0, MAX_TEMPERATURE)
     checks.in_range("sampling.top_k", options.top_k, 0, 2**32 - 1)
     checks.in_range("sampling.min_p", options.min_p, 0, 1)
     for name, value, high in (
         ("top_p", options.top_p, 1),
-        ("repetition_penalty", options.repetition_penalty, 2),
+        ("repetition_penalty", options.repetition_penalty, MAX_REPETITION_PENALTY),
     ):
         if value is not None:
-            checks.require(0 < value <= high, f"sampling.{name}", f"{value:g} is outside (0, {high}]")
-    checks.in_range("sampling.presence_penalty", options.presence_penalty, -2, 2)
-    checks.in_range("sampling.frequency_penalty", options.frequency_penalty, -2, 2)
+            checks.require(0 < value <= high, f"sampling.{name}", f"{value:g} is outside (0, {high:g}]")
+    checks.in_range("sampling.presence_penalty", options.presence_penalty, -MAX_PENALTY, MAX_PENALTY)
+    checks.in_range("sampling.frequency_penalty", options.frequency_penalty, -MAX_PENALTY, MAX_PENALTY)
     checks.in_range("sampling.logprobs", options.logprobs, 0, MAX_LOGPROBS)
-    checks.in_range("sampling.seed", options.seed, 0, _UINT64)
+    checks.in_range("sampling.seed", options.seed, 0, MAX_SEED)
 
 
 def _check_stops(checks: _Checks, options: SamplingOptions) -> None:
@@ -181,7 +187,7 @@ def _check_ids(checks: _Checks, options: SamplingOptions, vocab_size: int) -> No
     checks.require(len(biased) <= MAX_LOGIT_BIASES, "sampling.logit_bias", limit)
     checks.require(len(set(biased)) == len(biased), "sampling.logit_bias", "one id is biased twice")
     for index, (_, bias) in enumerate(options.logit_bias[:MAX_LOGIT_BIASES]):
-        checks.in_range(f"sampling.logit_bias[{index}].bias", bias, -100, 100)
+        checks.in_range(f"sampling.logit_bias[{index}].bias", bias, -MAX_BIAS, MAX_BIAS)
 
 
 def _require_ids(checks: _Checks, field: str, ids: Sequence[int], vocab_size: int) -> None:

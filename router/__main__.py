@@ -1,0 +1,73 @@
+"""`python -m router`: connects to targets and draft service, and serves until SIGTERM."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from functools import partial
+
+from router.front import SERVICE_NAME, RouterFront
+from router.router import Router
+from router.text import Tokenizer
+from specdecode import models
+from specdecode.config import RouterSettings, load_settings
+from specdecode.serving import Running, Server, configure_logging, run_until_signalled
+
+logger = logging.getLogger(__name__)
+
+
+async def start(settings: RouterSettings) -> Running:
+    """Loads the tokenizer, listens, and serves once a target can be used.
+
+    Raises:
+        SpecdecodeError: the model has no usable tokenizer, or a replica has another vocabulary.
+    """
+    tokenizer = await asyncio.to_thread(lambda: Tokenizer(models.resolve(settings.model)))
+    server = Server([SERVICE_NAME], settings.max_message_bytes)
+    health = _Health(server)
+    router = Router(settings, tokenizer, health.set)
+    RouterFront(router).register(server.grpc)
+    port = await server.start(settings.host, settings.port)
+    logger.info("waiting for a target: %s", ", ".join(settings.targets))
+    watched = await router.start()
+    health.begin()
+    logger.info("serving %s on %s:%d", settings.model, settings.host, port)
+    return Running(server, on_stopped=router.stop, watched=watched)
+
+
+class _Health:
+    """SERVING while a target can be used, from `begin` on."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._available = False
+        self._begun = False
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def begin(self) -> None:
+        self._begun = True
+        self._report()
+
+    def set(self, available: bool) -> None:
+        self._available = available
+        self._report()
+
+    def _report(self) -> None:
+        if not self._begun:
+            return
+        change = self._server.set_serving() if self._available else self._server.set_not_serving()
+        task = asyncio.get_running_loop().create_task(change)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def main() -> int:
+    """Runs the service; the exit code."""
+    settings = load_settings(RouterSettings, sys.argv[1:])
+    configure_logging("router", settings.log_level)
+    return run_until_signalled(partial(start, settings), settings.drain_seconds)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,313 @@
+"""What the draft service knows of each choice, and what of its answers may be used.
+
+An answer is used only while the choice waits for it, and only if it could be what was asked for: a drafter
+that fails, lags or errs costs a choice its drafts for a while, never its text.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from router.policy import DecisionReason, DrafterState
+from router.replicas import DraftLink
+from router.request import Choice
+from specdecode.errors import InternalError, SpecdecodeError, UnavailableError
+from specdecode.types import (
+    Draft,
+    DrafterKind,
+    DraftFrame,
+    DraftsFrame,
+    Method,
+    ModelInfo,
+    OpenDraft,
+    Propose,
+    SparseDistributions,
+)
+
+logger = logging.getLogger(__name__)
+
+_LONGEST_BREAK_TOKENS = 64
+_MAX_MASS_ERROR = 1e-5
+
+
+def fault_of(draft: Draft, asked_length: int, num_asked: int, vocab_size: int, method: Method) -> str | None:
+    """Why a draft can't be what was asked for; None if it can.
+
+    Args:
+        asked_length: committed tokens after which drafts were asked for.
+        num_asked: drafts asked for.
+        vocab_size: of the target.
+        method: whether there may be a q; without one drafts are verified as one-hot, which is always exact.
+    """
+    token_ids = draft.token_ids
+    if draft.committed_length != asked_length:
+        return f"drafts after {draft.committed_length} tokens, asked for after {asked_length}"
+    if len(token_ids) > num_asked:
+        return f"{len(token_ids)} tokens, {num_asked} asked for"
+    if token_ids and (min(token_ids) < 0 or max(token_ids) >= vocab_size):
+        return f"a token outside the vocabulary, 0 to {vocab_size - 1}"
+    if draft.q is None:
+        return None
+    if method in (Method.GREEDY, Method.COUPLED):
+        return f"q for {method.value}, which has none"
+    return _fault_of_q(draft.q, np.asarray(token_ids, dtype=np.int64), vocab_size)
+
+
+def _fault_of_q(q: SparseDistributions, drafted: np.ndarray, vocab_size: int) -> str | None:  # drafted [γ]
+    sizes, support = q.sizes.astype(np.int64), q.token_ids.astype(np.int64)
+    if len(sizes) != len(drafted) or sizes.sum() != len(support) or len(support) != len(q.probs):
+        return "q's sizes don't add up"
+    if not len(sizes):
+        return None
+    if sizes.min() < 1:
+        return "q without support"
+    if support.min() < 0 or support.max() >= vocab_size:
+        return f"q outside the vocabulary, 0 to {vocab_size - 1}"
+    probs = q.probs.astype(np.float64)
+    if not np.isfinite(probs).all() or probs.min() < 0:
+        return "q is not finite, or negative"
+    starts = np.concatenate(([0], np.cumsum(sizes)[:-1]))
+    if np.abs(np.add.reduceat(probs, starts) - 1).max() > _MAX_MASS_ERROR:
+        return "q's mass is not 1"
+    positions = np.repeat(np.arange(len(sizes)), sizes)
+    if len(np.unique(positions * vocab_size + support)) < len(support):
+        return "q holds a token twice"
+    sampled = (support == drafted[positions]) & (probs > 0)
+    if not np.logical_or.reduceat(sampled, starts).all():
+        return "a token outside q's support"
+    return None
+
+
+@dataclass(frozen=True)
+class DraftAnswer:
+    """What came of asking: drafts (maybe none), or why there are none."""
+
+    choice: Choice
+    draft: Draft
+    failure: DecisionReason | None = None
+
+
+AnswerTaker = Callable[[list[DraftAnswer]], None]
+
+
+@dataclass(eq=False)
+class DraftSeat:
+    """One choice at the draft service.
+
+    Attributes:
+        kind: who drafts for it.
+        sequence: its number on the stream, None while it is not open there.
+        known_length: committed tokens that the drafter was told of.
+        num_asked: drafts asked for and not answered yet, 0 if nothing is asked.
+        taker: who gets the answer.
+        num_failures: failed or late answers since the last good one.
+        resume_length: committed length from which on it may be asked again.
+    """
+
+    choice: Choice
+    kind: DrafterKind
+    sequence: int | None = None
+    known_length: int = 0
+    num_asked: int = 0
+    taker: AnswerTaker | None = None
+    num_failures: int = 0
+    resume_length: int = 0
+
+    def take_break(self) -> None:
+        """Counts a failure; the more there were, the later it is asked again."""
+        self.num_failures += 1
+        pause = min(2**self.num_failures, _LONGEST_BREAK_TOKENS)
+        self.resume_length = len(self.choice.tokens) + pause
+
+    def recover(self) -> None:
+        """Counts a good answer."""
+        self.num_failures = 0
+
+
+@dataclass
+class _Outgoing:
+    """The frame being put together."""
+
+    opens: list[OpenDraft] = field(default_factory=list)
+    proposes: list[Propose] = field(default_factory=list)
+    closes: list[int] = field(default_factory=list)
+
+
+class DraftDesk:
+    """Opens, asks and closes at the draft service for all replicas' loops.
+
+    Every number on the stream is used once, so that no answer can be taken for another's.
+
+    Attributes:
+        link: set once before anything else; None if no draft service is configured.
+        num_invalid: answers that could not be what was asked for.
+    """
+
+    def __init__(self, vocab_size: int) -> None:
+        self.link: DraftLink | None = None
+        self.num_invalid = 0
+        self._vocab_size = vocab_size
+        self._seats: dict[Choice, DraftSeat] = {}
+        self._open: dict[int, DraftSeat] = {}
+        self._num_opened = 0
+        self._outgoing = _Outgoing()
+
+    @property
+    def info(self) -> ModelInfo | None:
+        """What the draft service offers, None while it can't be asked."""
+        return self.link.info if self.link is not None and self.link.up else None
+
+    @property
+    def offered(self) -> tuple[DrafterKind, ...]:
+        """Drafters that can be asked now."""
+        return () if self.info is None else self.info.drafters
+
+    @property
+    def num_open(self) -> int:
+        """Sequences open at the draft service."""
+        return len(self._open)
+
+    def state(self, choice: Choice) -> DrafterState:
+        """Whether the drafters that are offered can be asked for a choice."""
+        if self.link is None:
+            return DrafterState.READY
+        if not self.offered:
+            return DrafterState.UNAVAILABLE
+        seat = self._seats.get(choice)
+        if seat is None:
+            return DrafterState.READY
+        if seat.num_asked:
+            return DrafterState.LATE
+        if len(choice.tokens) < seat.resume_length:
+            return DrafterState.LATE if seat.sequence is not None else DrafterState.UNAVAILABLE
+        return DrafterState.READY
+
+    def room(self, choice: Choice, kind: DrafterKind | None) -> int | None:
+        """Drafts that the drafter's context holds after what is committed; None without a limit."""
+        if kind is not DrafterKind.MODEL or self.info is None:
+            return None
+        return self.info.max_length - len(choice.tokens)
+
+    def open(self, choice: Choice, kind: DrafterKind) -> DraftSeat:
+        """Makes the choice known, so that the drafter can take in its tokens; once."""
+        seat = self._seats.setdefault(choice, DraftSeat(choice, kind))
+        if seat.sequence is None and self.info is not None:
+            self._num_opened += 1
+            seat.kind, seat.sequence, seat.known_length = kind, self._num_opened, len(choice.tokens)
+            self._open[seat.sequence] = seat
+            self._outgoing.opens.append(_open_order(seat, seat.sequence))
+        return seat
+
+    def ask(self, choice: Choice, kind: DrafterKind, num_draft_tokens: int, taker: AnswerTaker) -> None:
+        """Asks for drafts after what is committed; `taker` gets the answer, also if it comes too late."""
+        seat = self.open(choice, kind)
+        if seat.sequence is None:
+            taker([_failed(seat, UnavailableError("the draft service is not connected"))])
+            return
+        seat.num_asked, seat.taker = num_draft_tokens, taker
+        new = tuple(choice.tokens[seat.known_length :])
+        self._outgoing.proposes.append(Propose(seat.sequence, seat.known_length, new, num_draft_tokens))
+        seat.known_length = len(choice.tokens)
+
+    def late(self, choice: Choice) -> None:
+        """The answer was not there at its deadline."""
+        self._seats[choice].take_break()
+
+    def close(self, choice: Choice) -> None:
+        """Forgets a choice."""
+        seat = self._seats.pop(choice, None)
+        if seat is not None:
+            self._close_at_service(seat)
+
+    def flush(self) -> None:
+        """Sends what was ordered since the last time, in one frame."""
+        outgoing, self._outgoing = self._outgoing, _Outgoing()
+        if self.link is not None:
+            self.link.send(
+                DraftFrame(tuple(outgoing.opens), tuple(outgoing.proposes), tuple(outgoing.closes))
+            )
+
+    def take(self, frame: DraftsFrame) -> None:
+        """Takes what the draft service answered and hands it to whoever asked."""
+        answers: dict[AnswerTaker, list[DraftAnswer]] = {}
+        for draft in frame.drafts:
+            seat = self._open.get(draft.sequence)
+            if seat is None:
+                continue
+            answer = self._answer(seat, draft)
+            if seat.num_asked and seat.taker is not None:
+                seat.num_asked = 0
+                answers.setdefault(seat.taker, []).append(answer)
+        for taker, own in answers.items():
+            taker(own)
+
+    def lose(self) -> None:
+        """The stream broke: everything that was open on it is gone, and nothing asked will be answered."""
+        seats = list(self._open.values())
+        self._open.clear()
+        self._outgoing = _Outgoing()
+        answers: dict[AnswerTaker, list[DraftAnswer]] = {}
+        for seat in seats:
+            seat.sequence = None
+            if seat.num_asked and seat.taker is not None:
+                seat.num_asked = 0
+                lost = _failed(seat, UnavailableError("the draft service was lost"))
+                answers.setdefault(seat.taker, []).append(lost)
+        for taker, own in answers.items():
+            taker(own)
+
+    def _answer(self, seat: DraftSeat, draft: Draft) -> DraftAnswer:
+        if draft.error is not None:
+            logger.info("no draft for %s: %s", seat.choice.request.id, draft.error.message)
+            self._forget(seat)  # an error ends the sequence there
+            seat.take_break()
+            return DraftAnswer(seat.choice, draft, DecisionReason.DRAFTER_UNAVAILABLE)
+        method = seat.choice.resolved.method
+        fault = fault_of(draft, seat.known_length, seat.num_asked, self._vocab_size, method)
+        if fault is not None:
+            self.num_invalid += 1
+            logger.warning("an invalid draft for %s is not used: %s", seat.choice.request.id, fault)
+            self._close_at_service(seat)
+            seat.take_break()
+            failed = Draft(draft.sequence, draft.committed_length, error=InternalError(fault))
+            return DraftAnswer(seat.choice, failed, DecisionReason.DRAFT_INVALID)
+        return DraftAnswer(seat.choice, draft, None if draft.token_ids else DecisionReason.DRAFT_EMPTY)
+
+    def recovered(self, choice: Choice) -> None:
+        """A good answer came in time."""
+        self._seats[choice].recover()
+
+    def _close_at_service(self, seat: DraftSeat) -> None:
+        if seat.sequence is not None:
+            self._outgoing.closes.append(seat.sequence)
+        self._forget(seat)
+
+    def _forget(self, seat: DraftSeat) -> None:
+        if seat.sequence is not None:
+            del self._open[seat.sequence]
+        seat.sequence = None
+
+
+def _failed(seat: DraftSeat, error: SpecdecodeError) -> DraftAnswer:
+    draft = Draft(seat.sequence or 0, len(seat.choice.tokens), error=error)
+    return DraftAnswer(seat.choice, draft, DecisionReason.DRAFTER_UNAVAILABLE)
+
+
+def _open_order(seat: DraftSeat, sequence: int) -> OpenDraft:
+    choice = seat.choice
+    resolved = choice.resolved
+    return OpenDraft(
+        sequence=sequence,
+        token_ids=tuple(choice.tokens),
+        num_prompt_tokens=len(resolved.prompt_token_ids),
+        sampling=resolved.sampling,
+        method=resolved.method,
+        drafter=seat.kind,
+        seed=resolved.seed,
+        choice_index=choice.index,
+        traceparent=choice.request.traceparent,
+    )

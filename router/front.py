@@ -1,0 +1,77 @@
+"""RouterService on gRPC: handlers translate and delegate."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import Any
+
+import grpc
+
+from router.messages import (
+    generate_request_from_proto,
+    parse_generate_request,
+    piece_to_proto,
+    router_status_to_proto,
+)
+from router.router import Router
+from specdecode.serving import aborting
+from specdecode.v1 import router_service_pb2 as pb
+
+SERVICE_NAME = "specdecode.v1.RouterService"
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class RouterFront:
+    """The service's two methods."""
+
+    def __init__(self, router: Router) -> None:
+        self._router = router
+
+    def register(self, server: grpc.aio.Server) -> None:
+        """Adds the service to a server.
+
+        Generate gets its request as bytes: what can't be parsed is the client's error, which gRPC itself would
+        report as ours.
+        """
+        handlers = {
+            "Generate": grpc.unary_stream_rpc_method_handler(
+                self.generate, response_serializer=pb.GenerateResponse.SerializeToString
+            ),
+            "GetStatus": grpc.unary_unary_rpc_method_handler(
+                self.get_status,
+                request_deserializer=pb.GetStatusRequest.FromString,
+                response_serializer=pb.GetStatusResponse.SerializeToString,
+            ),
+        }
+        server.add_registered_method_handlers(SERVICE_NAME, handlers)
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE_NAME, handlers),))
+
+    async def generate(self, data: bytes, context: Context) -> AsyncIterator[Any]:
+        """Streams the pieces of a GenerateRequest; the only choice's error ends the call."""
+        async with aborting(context):
+            request = generate_request_from_proto(parse_generate_request(data))
+            remaining = context.time_remaining()
+            deadline = None if remaining is None else time.time() + remaining
+            pieces = self._router.generate(request, deadline, _traceparent(context))
+            async with aclosing(pieces):
+                async for request_id, piece in pieces:
+                    error = piece.error if request.n in (None, 1) else None
+                    if error is not None:
+                        piece.error = None
+                    yield piece_to_proto(request_id, piece)
+                    if error is not None:
+                        raise error
+
+    async def get_status(self, request: Any, context: Context) -> Any:
+        """Targets, draft service and load."""
+        async with aborting(context):
+            return router_status_to_proto(self._router.status())
+
+
+def _traceparent(context: Context) -> str:
+    metadata = dict(context.invocation_metadata() or ())
+    value = metadata.get("traceparent", "")
+    return value if isinstance(value, str) else value.decode("ascii", "replace")

@@ -1,0 +1,277 @@
+"""Connections to targets and to the draft service: one stream each, which comes back by itself.
+
+A `Link` connects, checks that the other side means the same ids as the router's tokenizer, opens the stream
+and passes its frames on; when the stream breaks it says so and starts again, waiting longer each time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Generic, TypeVar
+
+import grpc
+
+from specdecode.errors import (
+    FailedPreconditionError,
+    InternalError,
+    InvalidArgumentError,
+    Reason,
+    SpecdecodeError,
+    UnavailableError,
+)
+from specdecode.serving import connect, error_from_rpc
+from specdecode.types import (
+    DecodeFrame,
+    Draft,
+    DraftFrame,
+    DraftsFrame,
+    LoadSnapshot,
+    ModelInfo,
+    OpenDraft,
+    OpenSequence,
+    StepFrame,
+)
+from specdecode.v1 import draft_service_pb2 as draft_pb
+from specdecode.v1 import draft_service_pb2_grpc as draft_grpc
+from specdecode.v1 import target_service_pb2 as target_pb
+from specdecode.v1 import target_service_pb2_grpc as target_grpc
+from specdecode.wire import (
+    decode_frame_to_proto,
+    draft_frame_to_proto,
+    draft_from_proto,
+    load_snapshot_from_proto,
+    model_info_from_proto,
+    step_frame_from_proto,
+)
+
+logger = logging.getLogger(__name__)
+
+_HELLO_SECONDS = 5.0
+# An id takes up to 5 bytes; a deployment may limit messages to 64 KiB.
+_MAX_OPENED_TOKENS = 2**13
+_FIRST_PAUSE_SECONDS = 0.05
+_LONGEST_PAUSE_SECONDS = 2.0
+
+Sent = TypeVar("Sent", DecodeFrame, DraftFrame)
+Received = TypeVar("Received", StepFrame, DraftsFrame)
+Opened = TypeVar("Opened", OpenSequence, OpenDraft)
+
+
+@dataclass(frozen=True)
+class Listener(Generic[Received]):
+    """Whom a link tells, from the event loop; each returns at once."""
+
+    on_up: Callable[[], None]
+    on_frame: Callable[[Received], None]
+    on_down: Callable[[], None]
+
+
+class Link(ABC, Generic[Sent, Received]):
+    """One replica's stream.
+
+    Attributes:
+        address: host:port.
+        info: what the replica said of itself last, None before.
+        up: whether the stream stands and the replica may be used.
+        epoch: number of the stream, from 1.
+        first_contact: done when the replica has answered for the first time; raises if it must not be used.
+    """
+
+    kind: str
+
+    def __init__(
+        self, address: str, max_message_bytes: int, fingerprint: str, listener: Listener[Received]
+    ) -> None:
+        """`fingerprint` is the router's tokenizer's."""
+        self.address = address
+        self.info: ModelInfo | None = None
+        self.up = False
+        self.epoch = 0
+        self.first_contact: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._max_message_bytes = max_message_bytes
+        self._fingerprint = fingerprint
+        self._listener: Listener[Received] = listener
+        self._pending: list[Sent] = []
+        self._has_pending = asyncio.Event()
+
+    def send(self, frame: Sent) -> None:
+        """Sends a frame soon; does nothing while the link is down."""
+        if self.up and frame:
+            self._pending.append(frame)
+            self._has_pending.set()
+
+    async def run(self) -> None:
+        """Connects again and again, until cancelled."""
+        pause = _FIRST_PAUSE_SECONDS
+        while True:
+            epoch = self.epoch
+            problem = await self._run_stream()
+            if self.epoch > epoch:
+                pause = _FIRST_PAUSE_SECONDS
+            logger.log(
+                logging.WARNING if self.epoch > epoch else logging.DEBUG,
+                "%s %s: %s; trying again",
+                self.kind,
+                self.address,
+                problem.message,
+            )
+            await asyncio.sleep(pause * random.uniform(0.75, 1.25))
+            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+
+    async def _run_stream(self) -> SpecdecodeError:
+        """One connection from beginning to end; what ended it."""
+        try:
+            async with connect(self.address, self._max_message_bytes) as channel:
+                self.info = await self._hello(channel)
+                self._check_vocabulary(self.info)
+                self._greeted(None)
+                await self._exchange(self._open(channel))
+        except grpc.aio.AioRpcError as error:
+            return error_from_rpc(error)
+        except FailedPreconditionError as error:
+            logger.error("%s", error.message)
+            self._greeted(error)
+            return error
+        except SpecdecodeError as error:
+            logger.error("%s %s sent what can't be read: %s", self.kind, self.address, error.message)
+            return error
+        return UnavailableError("the stream was ended")
+
+    def _greeted(self, refusal: SpecdecodeError | None) -> None:
+        if self.first_contact.done():
+            return
+        if refusal is None:
+            self.first_contact.set_result(None)
+        else:
+            self.first_contact.set_exception(refusal)
+
+    def _check_vocabulary(self, info: ModelInfo) -> None:
+        if info.fingerprint != self._fingerprint:
+            raise FailedPreconditionError(
+                f"the {self.kind} at {self.address} ({info.name}) has another vocabulary than the router: "
+                f"its fingerprint is {info.fingerprint}, that of the router's tokenizer {self._fingerprint}",
+                reason=Reason.VOCABULARY_MISMATCH,
+            )
+
+    async def _exchange(self, call: Any) -> None:
+        """Passes frames both ways until the stream ends."""
+        self.epoch += 1
+        self.up = True
+        self._pending.clear()
+        logger.info("%s %s is connected (%s)", self.kind, self.address, self.info and self.info.name)
+        writer = asyncio.create_task(self._write(call))
+        try:
+            self._listener.on_up()
+            while (message := await call.read()) is not grpc.aio.EOF:
+                self._listener.on_frame(self._decode(message))
+        finally:
+            self.up = False
+            writer.cancel()
+            call.cancel()
+            self._listener.on_down()
+
+    async def _write(self, call: Any) -> None:
+        try:
+            while True:
+                await self._has_pending.wait()
+                self._has_pending.clear()
+                frames, self._pending = self._pending, []
+                for frame in frames:
+                    for message in self._encode(frame):
+                        await call.write(message)
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            call.cancel()  # the reader learns why
+
+    @abstractmethod
+    async def _hello(self, channel: grpc.aio.Channel) -> ModelInfo:
+        """Asks the replica what it is."""
+
+    @abstractmethod
+    def _open(self, channel: grpc.aio.Channel) -> Any:
+        """Starts the stream."""
+
+    @abstractmethod
+    def _encode(self, frame: Sent) -> Iterator[Any]:
+        """The frame as messages: one, unless that could be too large to send."""
+
+    @abstractmethod
+    def _decode(self, message: Any) -> Received:
+        """The frame in a message."""
+
+
+class TargetLink(Link[DecodeFrame, StepFrame]):
+    """A target replica.
+
+    Attributes:
+        load: the replica's, at the end of the last step that the router heard of.
+        draining: the replica opens nothing any more; until the link comes up anew.
+    """
+
+    kind = "target"
+    load = LoadSnapshot()
+    draining = False
+
+    async def _hello(self, channel: grpc.aio.Channel) -> ModelInfo:
+        stub = target_grpc.TargetServiceStub(channel)
+        reply = await stub.GetTargetModel(target_pb.GetTargetModelRequest(), timeout=_HELLO_SECONDS)
+        self.load, self.draining = load_snapshot_from_proto(reply.load), False
+        return model_info_from_proto(reply.model)
+
+    def _open(self, channel: grpc.aio.Channel) -> Any:
+        return target_grpc.TargetServiceStub(channel).Decode()
+
+    def _encode(self, frame: DecodeFrame) -> Iterator[Any]:
+        for opened in _too_large(frame.opens):
+            yield decode_frame_to_proto(DecodeFrame(opens=(opened,)))
+            frame = replace(frame, opens=frame.opens[1:])
+        yield decode_frame_to_proto(frame)
+
+    def _decode(self, message: Any) -> StepFrame:
+        frame = step_frame_from_proto(message)
+        self.load = frame.load
+        return frame
+
+
+class DraftLink(Link[DraftFrame, DraftsFrame]):
+    """The draft service."""
+
+    kind = "draft"
+
+    def _check_vocabulary(self, info: ModelInfo) -> None:
+        if info.fingerprint:  # lookup drafters alone have no vocabulary of their own
+            super()._check_vocabulary(info)
+
+    async def _hello(self, channel: grpc.aio.Channel) -> ModelInfo:
+        stub = draft_grpc.DraftServiceStub(channel)
+        reply = await stub.GetDraftModel(draft_pb.GetDraftModelRequest(), timeout=_HELLO_SECONDS)
+        return model_info_from_proto(reply.model)
+
+    def _open(self, channel: grpc.aio.Channel) -> Any:
+        return draft_grpc.DraftServiceStub(channel).Draft()
+
+    def _encode(self, frame: DraftFrame) -> Iterator[Any]:
+        for opened in _too_large(frame.opens):
+            yield draft_frame_to_proto(DraftFrame(opens=(opened,)))
+            frame = replace(frame, opens=frame.opens[1:])
+        yield draft_frame_to_proto(frame)
+
+    def _decode(self, message: Any) -> DraftsFrame:
+        """A draft that does not hang together counts as failed; the others are fine."""
+        return DraftsFrame(tuple(map(_draft_from_proto, message.drafts)))
+
+
+def _draft_from_proto(message: Any) -> Draft:
+    try:
+        return draft_from_proto(message)
+    except InvalidArgumentError as error:
+        return Draft(message.sequence, message.committed_length, error=InternalError(error.message))
+
+
+def _too_large(opens: Sequence[Opened]) -> Sequence[Opened]:
+    """All of these if together they could exceed what a message may hold, else none."""
+    return opens if sum(len(opened.token_ids) for opened in opens) > _MAX_OPENED_TOKENS else ()

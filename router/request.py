@@ -1,0 +1,259 @@
+"""A request and its choices: what is committed, what may be said of it, and what is counted."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+
+from router.messages import EmittedToken, Piece
+from router.policy import DecisionReason
+from router.text import TextStream, Tokenizer
+from router.validation import ResolvedRequest
+from specdecode.errors import InternalError, SpecdecodeError
+from specdecode.types import DrafterKind, FinishReason, Origin, RoundRecord, StepResult, Usage
+
+MAX_BUFFERED_TOKENS = 256
+"""Tokens of one choice that may wait for its client; from there on the choice gets no more orders."""
+
+
+@dataclass(frozen=True)
+class Round:
+    """What the router knows of a round before its result is there; seconds."""
+
+    drafter: DrafterKind | None
+    reason: DecisionReason
+    began: float
+    draft_seconds: float = 0.0
+
+
+class Choice:
+    """One of a request's texts: what replicas commit goes in, pieces for the client come out.
+
+    Attributes:
+        tokens: committed tokens, prompt and output.
+        on_room: called when a choice that was `full` has been read; whoever stopped ordering sets it.
+    """
+
+    def __init__(self, request: Request, index: int, text: TextStream) -> None:
+        self.request = request
+        self.index = index
+        self.tokens = list(request.resolved.prompt_token_ids)
+        self.finish_reason: FinishReason | None = None
+        self.error: SpecdecodeError | None = None
+        self.on_room: Callable[[], None] | None = None
+        self._text = text
+        self._unsaid: deque[EmittedToken] = deque()
+        self._piece = Piece(index)
+        self._counter = _UsageCounter(len(self.tokens) if index == 0 else 0, counts_cached=index == 0)
+
+    @property
+    def resolved(self) -> ResolvedRequest:
+        """What was asked for."""
+        return self.request.resolved
+
+    @property
+    def num_output(self) -> int:
+        """Tokens emitted so far."""
+        return len(self.tokens) - len(self.resolved.prompt_token_ids)
+
+    @property
+    def num_remaining(self) -> int:
+        """Tokens up to max_tokens."""
+        return self.resolved.sampling.max_tokens - self.num_output
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more is emitted."""
+        return self.finish_reason is not None or self.error is not None
+
+    @property
+    def is_full(self) -> bool:
+        """Whether its client lags so far behind that it should get no more orders."""
+        return len(self._piece.tokens) >= MAX_BUFFERED_TOKENS
+
+    @property
+    def usage(self) -> Usage:
+        """What is counted so far."""
+        return self._counter.usage()
+
+    def take(self, result: StepResult, round_: Round, now: float) -> None:
+        """Takes what a step emitted, up to the first stop string."""
+        if result.committed_length != len(self.tokens) + len(result.token_ids):
+            self.fail(InternalError(f"the replica is at {result.committed_length} tokens; here are others"))
+            return
+        num_kept = self._commit(result)
+        stopped = self._text.stop is not None
+        self.finish_reason = FinishReason.STOP if stopped else result.finish_reason
+        origins = result.origins[:num_kept]
+        if self.resolved.include_rounds:
+            self._piece.rounds.extend(_records(self.usage.num_rounds, result, origins, round_, now))
+        self._counter.count(result, origins)
+        if self.finish_reason is not None:
+            self._finish()
+        else:
+            self._say()
+
+    def fail(self, error: SpecdecodeError) -> None:
+        """Ends the choice, unless it has ended; what was said stays."""
+        if self.ended:
+            return
+        self.error = error
+        self._finish()
+
+    def moved(self) -> None:
+        """The choice goes on on another replica, or on the same one from anew."""
+        self._counter.moved()
+
+    def take_piece(self) -> Piece | None:
+        """What is to be said now, None if there is nothing."""
+        piece = self._piece
+        if not (piece.text or piece.tokens or piece.rounds or piece.usage):
+            return None
+        self._piece = Piece(self.index)
+        if self.on_room is not None:
+            on_room, self.on_room = self.on_room, None
+            on_room()
+        return piece
+
+    def _commit(self, result: StepResult) -> int:
+        """Appends the result's tokens up to the first stop string; their number."""
+        num_before = len(self.tokens)
+        logprobs = result.logprobs or (None,) * len(result.token_ids)
+        for token in map(EmittedToken, result.token_ids, result.origins, logprobs):
+            self.tokens.append(token.token_id)
+            self._unsaid.append(token)
+            if self._text.push(token.token_id):
+                break
+        return len(self.tokens) - num_before
+
+    def _say(self) -> None:
+        text, count = self._text.take()
+        if count:
+            self._piece.text += text
+            self._piece.tokens.extend(self._unsaid.popleft() for _ in range(count))
+        if count or self._piece.rounds:
+            self.request.notify()
+
+    def _finish(self) -> None:
+        if self._text.stop is None:
+            self._text.finish()
+        self._say()
+        self._piece.finish_reason = None if self.error else self.finish_reason
+        self._piece.stop = self._text.stop
+        self._piece.error = self.error
+        self._piece.usage = self.usage
+        self.request.notify()
+
+
+class _UsageCounter:
+    """Counts of one choice; emitted = accepted + bonus + recovered + plain, at any time."""
+
+    def __init__(self, num_prompt_tokens: int, counts_cached: bool) -> None:
+        self._num_prompt_tokens = num_prompt_tokens
+        self._counts_cached = counts_cached
+        self._by_origin = dict.fromkeys(Origin, 0)
+        self._num_cached = 0
+        self._num_drafted = 0
+        self._num_rounds = 0
+        self._num_failovers = 0
+        self._preemptions_elsewhere = 0
+        self._preemptions_here = 0
+
+    def count(self, result: StepResult, origins: tuple[Origin, ...]) -> None:
+        """Counts a result of which the tokens with these origins were kept."""
+        if self._counts_cached and not self._num_failovers:
+            self._num_cached += result.num_cached_tokens
+        self._preemptions_here = result.num_preemptions
+        self._num_drafted += result.num_drafted
+        self._num_rounds += _num_rounds(result, origins)
+        for origin in origins:
+            self._by_origin[origin] += 1
+
+    def moved(self) -> None:
+        self._num_failovers += 1
+        self._preemptions_elsewhere += self._preemptions_here
+        self._preemptions_here = 0
+
+    def usage(self) -> Usage:
+        return Usage(
+            num_prompt_tokens=self._num_prompt_tokens,
+            num_cached_tokens=self._num_cached,
+            num_emitted=sum(self._by_origin.values()),
+            num_accepted=self._by_origin[Origin.ACCEPTED],
+            num_bonus=self._by_origin[Origin.BONUS],
+            num_recovered=self._by_origin[Origin.RECOVERED],
+            num_plain=self._by_origin[Origin.PLAIN],
+            num_drafted=self._num_drafted,
+            num_rounds=self._num_rounds,
+            num_failovers=self._num_failovers,
+            num_preemptions=self._preemptions_elsewhere + self._preemptions_here,
+        )
+
+
+def _num_rounds(result: StepResult, origins: tuple[Origin, ...]) -> int:
+    """A result with drafts is one round; without, each token is (leased steps may come merged)."""
+    return min(len(origins), 1) if result.num_drafted else len(origins)
+
+
+def _records(
+    first_index: int, result: StepResult, origins: tuple[Origin, ...], round_: Round, now: float
+) -> list[RoundRecord]:
+    num_rounds = _num_rounds(result, origins)
+    emitted = [origins] if num_rounds == 1 else [(origin,) for origin in origins]
+    return [
+        RoundRecord(
+            index=first_index + offset,
+            num_drafted=result.num_drafted,
+            num_accepted=own.count(Origin.ACCEPTED),
+            num_emitted=len(own),
+            last_origin=own[-1],
+            drafter=round_.drafter if result.num_drafted else None,
+            reason=round_.reason.value,
+            seconds=(now - round_.began) / num_rounds,
+            draft_seconds=round_.draft_seconds,
+            times=result.times,
+        )
+        for offset, own in enumerate(emitted)
+    ]
+
+
+class Request:
+    """One call: its choices, and the pieces of them in the order in which they come."""
+
+    def __init__(
+        self,
+        request_id: str,
+        resolved: ResolvedRequest,
+        tokenizer: Tokenizer,
+        deadline: float | None = None,
+        traceparent: str = "",
+    ) -> None:
+        """`deadline` in seconds since the epoch."""
+        self.id = request_id
+        self.resolved = resolved
+        self.deadline = deadline
+        self.traceparent = traceparent
+        self.choices = [Choice(self, index, self._text_stream(tokenizer)) for index in range(resolved.n)]
+        self._changed = asyncio.Event()
+
+    def _text_stream(self, tokenizer: Tokenizer) -> TextStream:
+        min_tokens = self.resolved.sampling.min_tokens
+        return TextStream(tokenizer.detokenizer(), self.resolved.stops, min_tokens)
+
+    def notify(self) -> None:
+        """Some choice has something to say."""
+        self._changed.set()
+
+    async def pieces(self) -> AsyncIterator[Piece]:
+        """Pieces of all choices, each with all that had come by then, until all have ended."""
+        num_running = len(self.choices)
+        while num_running:
+            await self._changed.wait()
+            self._changed.clear()
+            for choice in self.choices:
+                piece = choice.take_piece()
+                if piece is not None:
+                    num_running -= piece.usage is not None
+                    yield piece

@@ -1,0 +1,394 @@
+"""The loop of one target replica. It tells the whole product:
+
+    take what is there → hand tokens to their requests → decide for all that are due, on one load snapshot
+    → ask the drafts (one frame) → send opens, verifies, leases and closes to the target (one frame)
+
+It never waits for anybody but its own inbox: not for clients (each choice has a buffer of its own and gets no
+orders while that is full), not for drafts (they have a deadline), not for connections (links write by
+themselves).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from router.drafts import DraftAnswer, DraftDesk
+from router.inbox import Inbox
+from router.policy import Decision, DecisionReason, DueSequence, choose_drafter, decide
+from router.replicas import Listener, TargetLink
+from router.request import Choice, Round
+from specdecode.errors import Reason
+from specdecode.types import (
+    DecodeFrame,
+    DrafterKind,
+    Lease,
+    OpenSequence,
+    StepFrame,
+    StepResult,
+    Verify,
+)
+
+logger = logging.getLogger(__name__)
+
+# What a replica says when it is the replica that can't go on, not the request.
+_REPLICA_FAULTS = (Reason.DRAINING, Reason.REPLICA_LOST)
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A choice is to run here."""
+
+    choice: Choice
+
+
+@dataclass(frozen=True)
+class Withdrawn:
+    """A choice's client is gone."""
+
+    choice: Choice
+
+
+@dataclass(frozen=True)
+class HasRoom:
+    """A choice's client has caught up."""
+
+    choice: Choice
+
+
+@dataclass(frozen=True)
+class Stepped:
+    """The target's step frame, of the stream with this epoch."""
+
+    epoch: int
+    frame: StepFrame
+
+
+@dataclass(frozen=True)
+class Drafted:
+    """Answers of the draft service."""
+
+    answers: list[DraftAnswer]
+
+
+@dataclass(frozen=True)
+class TargetLost:
+    """The target's stream broke."""
+
+
+Event = Placed | Withdrawn | HasRoom | Stepped | Drafted | TargetLost
+
+
+@dataclass(frozen=True)
+class RoundSettings:
+    """Operator's settings of the rounds."""
+
+    lease_tokens: int
+    draft_deadline_seconds: float
+    drafter: DrafterKind | None
+    """Of requests that name none; None: the model where there is one."""
+
+
+class Phase(Enum):
+    """Who is to move."""
+
+    ORDERED = auto()
+    """The target: it has an order or a lease."""
+    DUE = auto()
+    """The router."""
+    DRAFTING = auto()
+    """The draft service, until its deadline."""
+
+
+@dataclass(eq=False)
+class Seat:
+    """One choice on this replica."""
+
+    choice: Choice
+    sequence: int
+    phase: Phase = Phase.DUE
+    opening: bool = True
+    lease_size: int = 0
+    lease_left: int = 0
+    drafter: DrafterKind | None = None
+    reason: DecisionReason = DecisionReason.FIRST_TOKEN
+    round_began: float = 0.0
+    draft_seconds: float = 0.0
+
+    @property
+    def may_be_ordered(self) -> bool:
+        """Whether an order makes sense: it is due, or a lease that runs could be renewed."""
+        return self.phase is Phase.DUE or self.lease_left > 0
+
+    @property
+    def lease_runs_low(self) -> bool:
+        """Whether half of the lease is used, and what is left is less than the choice may still emit."""
+        return 2 * self.lease_left <= self.lease_size and self.lease_left < self.choice.num_remaining
+
+    @property
+    def round(self) -> Round:
+        """What is known of the round that runs."""
+        return Round(self.drafter, self.reason, self.round_began, self.draft_seconds)
+
+
+@dataclass
+class _Orders:
+    """The frame being put together."""
+
+    opens: list[OpenSequence] = field(default_factory=list)
+    verifies: list[Verify] = field(default_factory=list)
+    leases: list[Lease] = field(default_factory=list)
+    closes: list[int] = field(default_factory=list)
+
+    def frame(self) -> DecodeFrame:
+        return DecodeFrame(tuple(self.opens), tuple(self.verifies), tuple(self.leases), tuple(self.closes))
+
+
+class ReplicaLoop:
+    """The rounds of all choices on one target replica.
+
+    Args:
+        drafts: shared by all replicas' loops.
+        settings: operator's settings.
+        place_elsewhere: takes choices that this replica can't go on with.
+
+    Attributes:
+        link: set once before `run`.
+    """
+
+    link: TargetLink
+
+    def __init__(
+        self, drafts: DraftDesk, settings: RoundSettings, place_elsewhere: Callable[[Choice], None]
+    ) -> None:
+        self._drafts = drafts
+        self._settings = settings
+        self._place_elsewhere = place_elsewhere
+        self._inbox: Inbox[Event] = Inbox()
+        self._seats: dict[Choice, Seat] = {}
+        self._by_sequence: dict[int, Seat] = {}
+        self._num_opened = 0
+        self._due: dict[Seat, None] = {}
+        self._deadlines: dict[Seat, float] = {}
+        self._orders = _Orders()
+        self._now = 0.0
+
+    def listener(self, on_up: Callable[[], None], on_down: Callable[[], None]) -> Listener[StepFrame]:
+        """Whom this replica's link is to tell."""
+
+        def lose() -> None:
+            self.put(TargetLost())
+            on_down()
+
+        return Listener(on_up, lambda frame: self.put(Stepped(self.link.epoch, frame)), lose)
+
+    def put(self, event: Event) -> None:
+        """Tells the loop what happened; never waits."""
+        self._inbox.put(event)
+
+    @property
+    def num_choices(self) -> int:
+        """Choices that run here."""
+        return len(self._seats)
+
+    async def run(self) -> None:
+        """For ever, until cancelled."""
+        clock = asyncio.get_running_loop()
+        while True:
+            events = await self._inbox.take(self._first_deadline())
+            self._now = clock.time()
+            for event in events:
+                self._apply(event)
+            self._end_late_drafts()
+            self._decide()
+            self._drafts.flush()
+            self._send_orders()
+
+    def _apply(self, event: Event) -> None:
+        match event:
+            case Stepped(epoch, frame):
+                if epoch == self.link.epoch:
+                    for result in frame.results:
+                        self._take_result(result)
+            case Drafted(answers):
+                for answer in answers:
+                    self._take_draft(answer)
+            case Placed(choice):
+                self._seat(choice)
+            case HasRoom(choice):
+                self._reconsider(choice)
+            case Withdrawn(choice):
+                self._withdraw(choice)
+            case TargetLost():
+                self._lose_target()
+
+    # What happened
+
+    def _take_result(self, result: StepResult) -> None:
+        """Hands a step's tokens to their request."""
+        seat = self._by_sequence.get(result.sequence)
+        if seat is None or seat.choice.ended:
+            return  # closed, or about to be
+        choice = seat.choice
+        if result.error is None:
+            choice.take(result, seat.round, self._now)
+        elif result.error.reason in _REPLICA_FAULTS:
+            self.link.draining |= result.error.reason is Reason.DRAINING
+            self._move(seat, counts=not seat.opening)
+            return
+        else:
+            choice.fail(result.error)
+        seat.round_began, seat.draft_seconds = self._now, 0.0
+        seat.opening, seat.lease_left = False, result.lease_left
+        if choice.ended:
+            self._unseat(seat, close=not result.ended)
+            self._drafts.close(choice)
+        elif seat.lease_left == 0:
+            seat.phase = Phase.DUE
+            self._due[seat] = None
+        elif seat.lease_runs_low:
+            self._due[seat] = None
+
+    def _take_draft(self, answer: DraftAnswer) -> None:
+        """Sends drafts to be verified; without any the round goes on as a lease of one token."""
+        seat, draft = self._seats.get(answer.choice), answer.draft
+        if seat is None or seat.phase is not Phase.DRAFTING:
+            return
+        del self._deadlines[seat]
+        seat.draft_seconds = draft.seconds
+        if answer.failure is None:
+            self._drafts.recovered(seat.choice)
+            self._orders.verifies.append(
+                Verify(seat.sequence, draft.committed_length, draft.token_ids, draft.q)
+            )
+            seat.phase = Phase.ORDERED
+        else:
+            self._lease(seat, 1, answer.failure)
+
+    def _seat(self, choice: Choice) -> None:
+        """Opens a choice on the replica, prompt and what was emitted elsewhere."""
+        if choice.ended:
+            return
+        if not self.link.up:
+            self._place_elsewhere(choice)
+            return
+        self._num_opened += 1
+        seat = Seat(choice, self._num_opened, round_began=self._now)
+        self._seats[choice] = self._by_sequence[seat.sequence] = seat
+        self._orders.opens.append(_open_order(seat))
+        self._due[seat] = None
+
+    def _reconsider(self, choice: Choice) -> None:
+        seat = self._seats.get(choice)
+        if seat is not None and seat.may_be_ordered:
+            self._due[seat] = None
+
+    def _withdraw(self, choice: Choice) -> None:
+        seat = self._seats.get(choice)
+        if seat is not None:
+            self._unseat(seat, close=True)
+        self._drafts.close(choice)
+
+    def _lose_target(self) -> None:
+        """The replica has forgotten everything: all go on elsewhere, or here once it is back."""
+        self._orders = _Orders()
+        for seat in list(self._seats.values()):
+            self._move(seat, counts=True)
+
+    def _move(self, seat: Seat, counts: bool) -> None:
+        self._unseat(seat, close=False)
+        if counts:
+            seat.choice.moved()
+        self._place_elsewhere(seat.choice)
+
+    def _unseat(self, seat: Seat, close: bool) -> None:
+        del self._seats[seat.choice], self._by_sequence[seat.sequence]
+        self._due.pop(seat, None)
+        self._deadlines.pop(seat, None)
+        if close:
+            self._orders.closes.append(seat.sequence)
+
+    # What to do
+
+    def _decide(self) -> None:
+        """Decides for all that are due at once; whose client lags is due again when it has caught up."""
+        due = [seat for seat in self._due if not self._is_paused(seat.choice)]
+        self._due.clear()
+        described = [self._describe(seat) for seat in due]
+        decisions = decide(described, self.link.load, self._settings.lease_tokens)
+        for seat, decision in zip(due, decisions, strict=True):
+            self._carry_out(seat, decision)
+
+    def _is_paused(self, choice: Choice) -> bool:
+        if choice.is_full:
+            choice.on_room = lambda: self.put(HasRoom(choice))
+        return choice.is_full
+
+    def _describe(self, seat: Seat) -> DueSequence:
+        choice, resolved = seat.choice, seat.choice.resolved
+        kind = choose_drafter(resolved.drafter, self._settings.drafter, self._drafts.offered)
+        return DueSequence(
+            speculates=resolved.speculates,
+            num_draft_tokens=resolved.num_draft_tokens,
+            drafter=kind,
+            drafter_state=self._drafts.state(choice),
+            drafter_room=self._drafts.room(choice, kind),
+            num_remaining=choice.num_remaining,
+            opening=seat.opening,
+            lease_left=seat.lease_left,
+        )
+
+    def _carry_out(self, seat: Seat, decision: Decision) -> None:
+        if decision.num_lease_tokens:
+            self._lease(seat, decision.num_lease_tokens, decision.reason)
+        if decision.drafter is None:
+            return
+        if decision.num_draft_tokens == 0:
+            self._drafts.open(seat.choice, decision.drafter)
+            return
+        seat.phase, seat.drafter, seat.reason = Phase.DRAFTING, decision.drafter, decision.reason
+        self._deadlines[seat] = self._now + self._settings.draft_deadline_seconds
+        self._drafts.ask(seat.choice, decision.drafter, decision.num_draft_tokens, self._take_answers)
+
+    def _take_answers(self, answers: list[DraftAnswer]) -> None:
+        self.put(Drafted(answers))
+
+    def _lease(self, seat: Seat, num_tokens: int, reason: DecisionReason) -> None:
+        self._orders.leases.append(Lease(seat.sequence, len(seat.choice.tokens), num_tokens))
+        seat.lease_size = num_tokens
+        seat.phase, seat.drafter, seat.reason = Phase.ORDERED, None, reason
+
+    def _first_deadline(self) -> float | None:
+        # All wait equally long, so that the first that was asked is the first that is late.
+        return next(iter(self._deadlines.values()), None)
+
+    def _end_late_drafts(self) -> None:
+        for seat, deadline in list(self._deadlines.items()):
+            if deadline > self._now:
+                return
+            del self._deadlines[seat]
+            self._drafts.late(seat.choice)
+            self._lease(seat, 1, DecisionReason.DRAFTER_LATE)
+
+    def _send_orders(self) -> None:
+        orders, self._orders = self._orders, _Orders()
+        self.link.send(orders.frame())
+
+
+def _open_order(seat: Seat) -> OpenSequence:
+    choice, resolved = seat.choice, seat.choice.resolved
+    return OpenSequence(
+        sequence=seat.sequence,
+        token_ids=tuple(choice.tokens),
+        num_prompt_tokens=len(resolved.prompt_token_ids),
+        sampling=resolved.sampling,
+        method=resolved.method,
+        seed=resolved.seed,
+        choice_index=choice.index,
+        deadline=choice.request.deadline,
+        cache_salt=resolved.cache_salt,
+        traceparent=choice.request.traceparent,
+    )
