@@ -26,15 +26,12 @@ from specdecode.requests import (
 from specdecode.types import FinishReason, RoundRecord, Usage
 from specdecode.v1 import router_service_pb2 as pb
 from specdecode.wire import (
-    DRAFTERS,
     FINISH_REASONS,
-    METHODS,
-    MODES,
     ORIGINS,
     error_to_proto,
-    load_snapshot_to_proto,
-    model_info_to_proto,
+    generate_request_from_proto,
     round_record_to_proto,
+    router_status_to_proto,
     token_logprobs_to_proto,
     usage_to_proto,
 )
@@ -73,65 +70,6 @@ class Piece:
     """On the last piece of the choice."""
     error: SpecdecodeError | None = None
     """Instead of a finish reason, when this choice alone failed."""
-
-
-def generate_request_from_proto(message: Any) -> GenerateRequest:
-    """Raises InvalidArgumentError for an enum value that this version does not know."""
-    options = message.speculation
-    has_cap = options.HasField("num_draft_tokens")
-    return GenerateRequest(
-        prompt=_prompt_from_proto(message),
-        sampling=_sampling_options_from_proto(message.sampling),
-        speculation=SpeculationOptions(
-            mode=MODES.optional_from_proto(options.mode, "speculation.mode") or SpeculationMode.AUTO,
-            num_draft_tokens=options.num_draft_tokens if has_cap else None,
-            drafter=DRAFTERS.optional_from_proto(options.drafter, "speculation.drafter"),
-            method=METHODS.optional_from_proto(options.method, "speculation.method"),
-        ),
-        n=message.n if message.HasField("n") else None,
-        model=message.model,
-        include_rounds=message.include_rounds,
-        cache_salt=message.cache_salt,
-    )
-
-
-def _prompt_from_proto(message: Any) -> Prompt | None:
-    match message.WhichOneof("prompt"):
-        case "text":
-            return TextPrompt(message.text)
-        case "chat":
-            return ChatPrompt(tuple((entry.role, entry.content) for entry in message.chat.messages))
-        case "token_ids":
-            return TokenPrompt(tuple(message.token_ids.ids))
-        case _:
-            return None
-
-
-def _sampling_options_from_proto(message: Any) -> SamplingOptions:
-    def given(name: str) -> Any:
-        return getattr(message, name) if message.HasField(name) else None
-
-    return SamplingOptions(
-        temperature=given("temperature"),
-        top_k=given("top_k"),
-        top_p=given("top_p"),
-        min_p=given("min_p"),
-        repetition_penalty=given("repetition_penalty"),
-        presence_penalty=given("presence_penalty"),
-        frequency_penalty=given("frequency_penalty"),
-        logit_bias=tuple((entry.token_id, entry.bias) for entry in message.logit_bias),
-        allowed_token_ids=(
-            tuple(message.allowed_token_ids.ids) if message.HasField("allowed_token_ids") else None
-        ),
-        banned_token_ids=tuple(message.banned_token_ids),
-        max_tokens=given("max_tokens"),
-        min_tokens=given("min_tokens"),
-        stop=tuple(message.stop),
-        stop_token_ids=tuple(message.stop_token_ids),
-        ignore_eos=bool(given("ignore_eos")),
-        logprobs=given("logprobs"),
-        seed=given("seed"),
-    )
 
 
 def parse_generate_request(data: bytes) -> Any:
@@ -193,23 +131,4 @@ def piece_to_proto(request_id: str, piece: Piece) -> Any:
         stop=piece.stop or "",
         usage=None if piece.usage is None else usage_to_proto(piece.usage),
         error=None if piece.error is None else error_to_proto(piece.error),
-    )
-
-
-def router_status_to_proto(status: RouterStatus) -> Any:
-    return pb.GetStatusResponse(
-        targets=map(_replica_status_to_proto, status.targets),
-        drafts=map(_replica_status_to_proto, status.drafts),
-        num_requests=status.num_requests,
-        version=status.version,
-    )
-
-
-def _replica_status_to_proto(status: ReplicaStatus) -> Any:
-    return pb.ReplicaStatus(
-        address=status.address,
-        connected=status.connected,
-        model=None if status.model is None else model_info_to_proto(status.model),
-        load=None if status.load is None else load_snapshot_to_proto(status.load),
-        num_sequences=status.num_sequences,
     )

@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError, Message
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdecode import errors, types, wire
+from specdecode import errors, requests, types, wire
 from specdecode.errors import InvalidArgumentError, Reason, SpecdecodeError
 from specdecode.v1 import draft_service_pb2 as draft_pb
 from specdecode.v1 import router_service_pb2 as router_pb
@@ -65,6 +65,46 @@ kinds = st.sampled_from(
 )
 violations = tuples(st.builds(errors.FieldViolation, text, text))
 seconds = st.none() | st.integers(0, 2**20).map(lambda count: count / 512)
+
+
+def router_requests() -> st.SearchStrategy[requests.GenerateRequest]:
+    options = st.builds(
+        requests.SamplingOptions,
+        *[st.none() | float32, st.none() | uint32] + [st.none() | float32] * 5,
+        logit_bias=tuples(st.tuples(uint32, float32)),
+        allowed_token_ids=st.none() | token_ids,
+        banned_token_ids=token_ids,
+        max_tokens=st.none() | uint32,
+        min_tokens=st.none() | uint32,
+        stop=tuples(text),
+        stop_token_ids=token_ids,
+        ignore_eos=st.booleans(),
+        logprobs=st.none() | uint32,
+        seed=st.none() | uint64,
+    )
+    prompts = (
+        st.none()
+        | st.builds(requests.TextPrompt, text)
+        | st.builds(requests.ChatPrompt, tuples(st.tuples(text, text)))
+        | st.builds(requests.TokenPrompt, token_ids)
+    )
+    speculation = st.builds(
+        requests.SpeculationOptions,
+        st.sampled_from(requests.SpeculationMode),
+        st.none() | uint32,
+        st.none() | drafters,
+        st.none() | methods,
+    )
+    return st.builds(
+        requests.GenerateRequest,
+        prompts,
+        options,
+        speculation,
+        st.none() | uint32,
+        text,
+        st.booleans(),
+        st.binary(max_size=8),
+    )
 
 
 @st.composite
@@ -166,6 +206,24 @@ def step_results(draw: st.DrawFn) -> types.StepResult:
 
 leases = st.builds(types.Lease, uint64, uint32, uint32)
 loads = st.builds(types.LoadSnapshot, uint32, uint32, uint32, uint32, uint64, uint32, uint32, float32)
+model_infos = st.builds(
+    types.ModelInfo,
+    name=text,
+    fingerprint=text,
+    vocab_size=uint32,
+    max_length=uint32,
+    dtype=text,
+    device=text,
+    eos_token_ids=token_ids,
+    drafters=tuples(drafters),
+    num_parameters=uint64,
+    block_size=uint32,
+    num_blocks=uint32,
+    version=text,
+)
+replica_statuses = st.builds(
+    requests.ReplicaStatus, text, st.booleans(), st.none() | model_infos, st.none() | loads, uint32
+)
 proposes = st.builds(types.Propose, uint64, uint32, token_ids, st.integers(0, types.MAX_DRAFT_TOKENS))
 
 MESSAGES: dict[str, tuple[st.SearchStrategy[Any], type[Message]]] = {
@@ -173,24 +231,7 @@ MESSAGES: dict[str, tuple[st.SearchStrategy[Any], type[Message]]] = {
     "token_logprobs": (logprobs, pb.TokenLogprobs),
     "step_times": (times, pb.StepTimes),
     "load_snapshot": (loads, pb.LoadSnapshot),
-    "model_info": (
-        st.builds(
-            types.ModelInfo,
-            name=text,
-            fingerprint=text,
-            vocab_size=uint32,
-            max_length=uint32,
-            dtype=text,
-            device=text,
-            eos_token_ids=token_ids,
-            drafters=tuples(drafters),
-            num_parameters=uint64,
-            block_size=uint32,
-            num_blocks=uint32,
-            version=text,
-        ),
-        pb.ModelInfo,
-    ),
+    "model_info": (model_infos, pb.ModelInfo),
     "open_sequence": (open_sequences(), target_pb.OpenSequence),
     "verify": (verifies(), target_pb.Verify),
     "lease": (leases, target_pb.Lease),
@@ -233,6 +274,17 @@ MESSAGES: dict[str, tuple[st.SearchStrategy[Any], type[Message]]] = {
             times=times,
         ),
         router_pb.RoundRecord,
+    ),
+    "generate_request": (router_requests(), router_pb.GenerateRequest),
+    "router_status": (
+        st.builds(
+            requests.RouterStatus,
+            tuples(replica_statuses, 2),
+            tuples(replica_statuses, 2),
+            uint32,
+            text,
+        ),
+        router_pb.GetStatusResponse,
     ),
     "error": (specdecode_errors(), type(wire.error_to_proto(errors.InternalError("")))),
 }

@@ -1,18 +1,46 @@
-"""What the router tells clients of a request (`router_service.proto`); requests are its own to read."""
+"""What the router tells clients, and what clients tell it (`router_service.proto`).
+
+Pieces are put on the wire by the router itself, from what it gathers them in.
+"""
 
 from __future__ import annotations
 
-from specdecode.types import (
-    RoundRecord,
-    Usage,
+from typing import Any
+
+from specdecode.requests import (
+    ChatPrompt,
+    EmittedToken,
+    GenerateRequest,
+    Piece,
+    Prompt,
+    ReplicaStatus,
+    RouterStatus,
+    SamplingOptions,
+    SpeculationMode,
+    SpeculationOptions,
+    TextPrompt,
+    TokenPrompt,
 )
+from specdecode.types import RoundRecord, Usage
 from specdecode.v1 import router_service_pb2 as pb
+from specdecode.v1 import types_pb2
 from specdecode.wire.parts import (
     DRAFTERS,
+    FINISH_REASONS,
+    METHODS,
     ORIGINS,
+    EnumCodec,
+    load_snapshot_from_proto,
+    load_snapshot_to_proto,
+    model_info_from_proto,
+    model_info_to_proto,
     step_times_from_proto,
     step_times_to_proto,
+    token_logprobs_from_proto,
 )
+from specdecode.wire.status import error_from_proto
+
+MODES = EnumCodec(SpeculationMode, pb.SpeculationMode, "SPECULATION_MODE")
 
 _USAGE_FIELDS = tuple(field.name for field in pb.Usage.DESCRIPTOR.fields)
 
@@ -52,4 +80,179 @@ def round_record_from_proto(message: pb.RoundRecord) -> RoundRecord:
         seconds=message.round_seconds,
         draft_seconds=message.draft_seconds,
         times=step_times_from_proto(message.times),
+    )
+
+
+def generate_request_to_proto(request: GenerateRequest) -> pb.GenerateRequest:
+    return pb.GenerateRequest(
+        **_prompt_to_proto(request.prompt),
+        sampling=_sampling_options_to_proto(request.sampling),
+        speculation=_speculation_options_to_proto(request.speculation),
+        n=request.n,
+        model=request.model,
+        include_rounds=request.include_rounds,
+        cache_salt=request.cache_salt,
+    )
+
+
+def _prompt_to_proto(prompt: Prompt | None) -> dict[str, Any]:
+    match prompt:
+        case TextPrompt(text):
+            return {"text": text}
+        case ChatPrompt(messages):
+            said = [pb.ChatMessage(role=role, content=content) for role, content in messages]
+            return {"chat": pb.ChatPrompt(messages=said)}
+        case TokenPrompt(token_ids):
+            return {"token_ids": types_pb2.TokenIds(ids=token_ids)}
+        case None:
+            return {}
+
+
+def _sampling_options_to_proto(options: SamplingOptions) -> pb.SamplingOptions:
+    allowed = options.allowed_token_ids
+    return pb.SamplingOptions(
+        temperature=options.temperature,
+        top_k=options.top_k,
+        top_p=options.top_p,
+        min_p=options.min_p,
+        repetition_penalty=options.repetition_penalty,
+        presence_penalty=options.presence_penalty,
+        frequency_penalty=options.frequency_penalty,
+        logit_bias=[types_pb2.LogitBias(token_id=token, bias=bias) for token, bias in options.logit_bias],
+        allowed_token_ids=None if allowed is None else types_pb2.TokenIds(ids=allowed),
+        banned_token_ids=options.banned_token_ids,
+        max_tokens=options.max_tokens,
+        min_tokens=options.min_tokens,
+        stop=options.stop,
+        stop_token_ids=options.stop_token_ids,
+        ignore_eos=options.ignore_eos,
+        logprobs=options.logprobs,
+        seed=options.seed,
+    )
+
+
+def _speculation_options_to_proto(options: SpeculationOptions) -> pb.SpeculationOptions:
+    return pb.SpeculationOptions(
+        mode=MODES.to_proto(options.mode),
+        num_draft_tokens=options.num_draft_tokens,
+        drafter=DRAFTERS.to_proto(options.drafter),
+        method=METHODS.to_proto(options.method),
+    )
+
+
+def generate_request_from_proto(message: pb.GenerateRequest) -> GenerateRequest:
+    options = message.speculation
+    has_cap = options.HasField("num_draft_tokens")
+    return GenerateRequest(
+        prompt=_prompt_from_proto(message),
+        sampling=_sampling_options_from_proto(message.sampling),
+        speculation=SpeculationOptions(
+            mode=MODES.optional_from_proto(options.mode, "speculation.mode") or SpeculationMode.AUTO,
+            num_draft_tokens=options.num_draft_tokens if has_cap else None,
+            drafter=DRAFTERS.optional_from_proto(options.drafter, "speculation.drafter"),
+            method=METHODS.optional_from_proto(options.method, "speculation.method"),
+        ),
+        n=message.n if message.HasField("n") else None,
+        model=message.model,
+        include_rounds=message.include_rounds,
+        cache_salt=message.cache_salt,
+    )
+
+
+def _prompt_from_proto(message: pb.GenerateRequest) -> Prompt | None:
+    match message.WhichOneof("prompt"):
+        case "text":
+            return TextPrompt(message.text)
+        case "chat":
+            return ChatPrompt(tuple((entry.role, entry.content) for entry in message.chat.messages))
+        case "token_ids":
+            return TokenPrompt(tuple(message.token_ids.ids))
+        case _:
+            return None
+
+
+def _sampling_options_from_proto(message: pb.SamplingOptions) -> SamplingOptions:
+    def given(name: str) -> Any:
+        return getattr(message, name) if message.HasField(name) else None
+
+    return SamplingOptions(
+        temperature=given("temperature"),
+        top_k=given("top_k"),
+        top_p=given("top_p"),
+        min_p=given("min_p"),
+        repetition_penalty=given("repetition_penalty"),
+        presence_penalty=given("presence_penalty"),
+        frequency_penalty=given("frequency_penalty"),
+        logit_bias=tuple((entry.token_id, entry.bias) for entry in message.logit_bias),
+        allowed_token_ids=(
+            tuple(message.allowed_token_ids.ids) if message.HasField("allowed_token_ids") else None
+        ),
+        banned_token_ids=tuple(message.banned_token_ids),
+        max_tokens=given("max_tokens"),
+        min_tokens=given("min_tokens"),
+        stop=tuple(message.stop),
+        stop_token_ids=tuple(message.stop_token_ids),
+        ignore_eos=bool(given("ignore_eos")),
+        logprobs=given("logprobs"),
+        seed=given("seed"),
+    )
+
+
+def piece_from_proto(message: pb.GenerateResponse) -> Piece:
+    return Piece(
+        request_id=message.request_id,
+        choice=message.choice,
+        text=message.text,
+        tokens=tuple(map(_emitted_token_from_proto, message.tokens)),
+        rounds=tuple(map(round_record_from_proto, message.rounds)),
+        finish_reason=FINISH_REASONS.optional_from_proto(message.finish_reason, "finish_reason"),
+        stop=message.stop or None,
+        usage=usage_from_proto(message.usage) if message.HasField("usage") else None,
+        error=error_from_proto(message.error) if message.HasField("error") else None,
+    )
+
+
+def _emitted_token_from_proto(message: pb.EmittedToken) -> EmittedToken:
+    return EmittedToken(
+        token_id=message.token_id,
+        origin=ORIGINS.from_proto(message.origin, "tokens.origin"),
+        logprobs=token_logprobs_from_proto(message.logprobs) if message.HasField("logprobs") else None,
+    )
+
+
+def router_status_to_proto(status: RouterStatus) -> pb.GetStatusResponse:
+    return pb.GetStatusResponse(
+        targets=map(_replica_status_to_proto, status.targets),
+        drafts=map(_replica_status_to_proto, status.drafts),
+        num_requests=status.num_requests,
+        version=status.version,
+    )
+
+
+def _replica_status_to_proto(status: ReplicaStatus) -> pb.ReplicaStatus:
+    return pb.ReplicaStatus(
+        address=status.address,
+        connected=status.connected,
+        model=None if status.model is None else model_info_to_proto(status.model),
+        load=None if status.load is None else load_snapshot_to_proto(status.load),
+        num_sequences=status.num_sequences,
+    )
+
+
+def router_status_from_proto(message: pb.GetStatusResponse) -> RouterStatus:
+    return RouterStatus(
+        targets=tuple(map(_replica_status_from_proto, message.targets)),
+        drafts=tuple(map(_replica_status_from_proto, message.drafts)),
+        num_requests=message.num_requests,
+        version=message.version,
+    )
+
+
+def _replica_status_from_proto(message: pb.ReplicaStatus) -> ReplicaStatus:
+    return ReplicaStatus(
+        address=message.address,
+        connected=message.connected,
+        model=model_info_from_proto(message.model) if message.HasField("model") else None,
+        load=load_snapshot_from_proto(message.load) if message.HasField("load") else None,
+        num_sequences=message.num_sequences,
     )

@@ -1,0 +1,170 @@
+"""What clients say to the router and hear from it, as frozen dataclasses, and what they may ask for at most.
+
+`specdecode.client` speaks in these, the router checks and answers in them, `specdecode.wire` translates.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple
+
+from specdecode.errors import SpecdecodeError
+from specdecode.types import (
+    DrafterKind,
+    FinishReason,
+    LoadSnapshot,
+    Method,
+    ModelInfo,
+    Origin,
+    RoundRecord,
+    TokenLogprobs,
+    Usage,
+)
+
+MAX_CHOICES = 16
+MAX_LOGIT_BIASES = 300
+MAX_STOPS = 16
+MAX_STOP_CHARACTERS = 256
+MAX_STOP_TOKEN_IDS = 64
+MAX_LOGPROBS = 20
+MAX_SALT_BYTES = 256
+MAX_TEMPERATURE = 2.0
+MIN_TEMPERATURE = 1e-5
+"""Below it logits divided by the temperature leave float32; 0 is greedy."""
+MAX_REPETITION_PENALTY = 2.0
+MAX_PENALTY = 2.0
+"""Presence and frequency penalty, in both directions."""
+MAX_BIAS = 100.0
+"""Logit bias, in both directions."""
+MAX_SEED = 2**64 - 1
+
+
+class SpeculationMode(Enum):
+    """Whether a request may speculate."""
+
+    AUTO = "auto"
+    """The router decides."""
+    ON = "on"
+    OFF = "off"
+
+
+@dataclass(frozen=True)
+class TextPrompt:
+    """Tokenised as is, with the tokenizer's own special tokens."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class ChatPrompt:
+    """(role, content) messages for the model's chat template."""
+
+    messages: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class TokenPrompt:
+    """Token ids as they are."""
+
+    token_ids: tuple[int, ...]
+
+
+Prompt = TextPrompt | ChatPrompt | TokenPrompt
+
+
+@dataclass(frozen=True)
+class SamplingOptions:
+    """What a client asks for; None takes the default that router_service.proto states."""
+
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    allowed_token_ids: tuple[int, ...] | None = None
+    banned_token_ids: tuple[int, ...] = ()
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    seed: int | None = None
+
+
+@dataclass(frozen=True)
+class SpeculationOptions:
+    """How a client wants to be drafted for; None is the router's choice."""
+
+    mode: SpeculationMode = SpeculationMode.AUTO
+    num_draft_tokens: int | None = None
+    drafter: DrafterKind | None = None
+    method: Method | None = None
+
+
+@dataclass(frozen=True)
+class GenerateRequest:
+    """One request; nothing of it is checked yet."""
+
+    prompt: Prompt | None
+    sampling: SamplingOptions = SamplingOptions()
+    speculation: SpeculationOptions = SpeculationOptions()
+    n: int | None = None
+    model: str = ""
+    include_rounds: bool = False
+    cache_salt: bytes = b""
+
+
+class EmittedToken(NamedTuple):
+    """One token of a choice."""
+
+    token_id: int
+    origin: Origin
+    logprobs: TokenLogprobs | None
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What the router says of one choice at once; `text` is the text of `tokens`.
+
+    Attributes:
+        finish_reason: on the last piece of the choice.
+        stop: the stop string that ended the choice, if one did.
+        usage: on the last piece of the choice; the prompt is counted with choice 0.
+        error: instead of a finish reason, when this choice alone failed.
+    """
+
+    request_id: str
+    choice: int
+    text: str = ""
+    tokens: tuple[EmittedToken, ...] = ()
+    rounds: tuple[RoundRecord, ...] = ()
+    finish_reason: FinishReason | None = None
+    stop: str | None = None
+    usage: Usage | None = None
+    error: SpecdecodeError | None = None
+
+
+@dataclass(frozen=True)
+class ReplicaStatus:
+    """One target or draft service as the router sees it."""
+
+    address: str
+    connected: bool
+    model: ModelInfo | None
+    load: LoadSnapshot | None
+    num_sequences: int
+
+
+@dataclass(frozen=True)
+class RouterStatus:
+    """What GetStatus tells."""
+
+    targets: tuple[ReplicaStatus, ...]
+    drafts: tuple[ReplicaStatus, ...]
+    num_requests: int
+    version: str
