@@ -33,8 +33,8 @@ class RouterFront:
     def register(self, server: grpc.aio.Server) -> None:
         """Adds the service to a server.
 
-        Generate gets its request as bytes: what can't be parsed is the client's error, which gRPC itself would
-        report as ours.
+        Generate gets its request as bytes: what can't be parsed is the client's error, which gRPC itself
+        would report as ours.
         """
         handlers = {
             "Generate": grpc.unary_stream_rpc_method_handler(

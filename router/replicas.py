@@ -93,6 +93,7 @@ class Link(ABC, Generic[Sent, Received]):
         self.up = False
         self.epoch = 0
         self.first_contact: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.first_contact.add_done_callback(_look_at)
         self._max_message_bytes = max_message_bytes
         self._fingerprint = fingerprint
         self._listener: Listener[Received] = listener
@@ -202,6 +203,12 @@ class Link(ABC, Generic[Sent, Received]):
     @abstractmethod
     def _decode(self, message: Any) -> Received:
         """The frame in a message."""
+
+
+def _look_at(contact: asyncio.Future[None]) -> None:
+    """A refusal is logged where it happens; asyncio need not complain if nobody waits for it."""
+    if not contact.cancelled():
+        contact.exception()
 
 
 class TargetLink(Link[DecodeFrame, StepFrame]):
