@@ -149,11 +149,10 @@ def _cells(method: Method, index: int, path: Path) -> Iterator[Cell]:
     if method is Method.GREEDY:
         yield Cell(index, tuple((0.0, 1.0) for _ in range(len(path.tokens) + 1)), path.weight)
         return
-    reach, thresholds = [1.0] * (len(path.tokens) + 1), []
+    reach = [1.0] * (len(path.tokens) + 1)
+    thresholds = [min(1.0, path.p[i][x] / path.q[i][x]) for i, x in enumerate(path.tokens)]
     if method is Method.BLOCK:
         reach, thresholds = block_chances(path)
-    else:
-        thresholds = [min(1.0, path.p[i][x] / path.q[i][x]) for i, x in enumerate(path.tokens)]
     for heads in product((True, False), repeat=len(path.tokens)):
         coins = [(0.0, t) if head else (t, 1.0) for head, t in zip(heads, thresholds, strict=True)]
         accepted = _last(heads) if method is Method.BLOCK else (*heads, False).index(False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -23,7 +23,7 @@ class TableModel:
 
     vocab_size: int
     depth: int
-    table: dict[Tokens, Sequence[float]]
+    table: Mapping[Tokens, Sequence[float]]
 
     def next(self, history: Sequence[int]) -> Sequence[float]:
         """The distribution after `history`, of any length."""

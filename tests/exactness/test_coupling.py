@@ -227,7 +227,7 @@ def generated(
             torch.zeros(1, len(drafted), 0),
         )
         verified = verify_picks(torch.tensor(picks), torch.tensor([0]), drafts)
-        tokens += [*drafted[: verified.accepted.item()], int(verified.next_token)]
+        tokens += [*drafted[: int(verified.accepted)], int(verified.next_token)]
     return tokens[:LENGTH]
 
 
