@@ -59,7 +59,7 @@ def server_options(max_message_bytes: int) -> list[tuple[str, int]]:
     """Options of every server; `max_message_bytes` bounds a message in either direction."""
     return [
         *_common_options(max_message_bytes),
-        ("grpc.http2.min_recv_ping_interval_without_data_ms", _KEEPALIVE_MS // 2),
+        ("grpc.http2.min_ping_interval_without_data_ms", _KEEPALIVE_MS // 2),
         # With it two servers could share a port, and each would get half of the calls.
         ("grpc.so_reuseport", 0),
     ]
