@@ -224,7 +224,7 @@ class RouterSettings(ServiceSettings):
     )
     num_draft_tokens: int = _count(4, "γ, tokens drafted for one round", "tokens", 0, MAX_DRAFT_TOKENS)
     draft_deadline_seconds: float = _real(
-        0.25, "how long a round waits for drafts before it goes on without", "seconds", 0.001, 60
+        1.0, "how long a round waits for drafts before it goes on without", "seconds", 0.001, 60
     )
     lease_tokens: int = _count(16, "tokens a target may emit without asking", "tokens", 1, 1024)
     max_requests: int = _count(1024, "requests at once; more are refused", "requests", 1, 2**20)
