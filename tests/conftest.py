@@ -1,0 +1,7 @@
+"""What every test shares."""
+
+from __future__ import annotations
+
+import transformers
+
+transformers.logging.set_verbosity_error()
