@@ -53,6 +53,13 @@ class PagedKV:
         self.keys = [make(shape.kv_heads, shape.key_dim) for shape in layers]
         self.values = [make(shape.kv_heads, shape.value_dim) for shape in layers]
 
+    def clear(self, blocks: Sequence[int]) -> None:
+        """Zeroes what earlier owners left: a NaN there would reach the next one through masked keys."""
+        if blocks:
+            index = torch.tensor(blocks, device=self.keys[0].device)
+            for stored in (*self.keys, *self.values):
+                stored.index_fill_(0, index, 0)
+
 
 @dataclass(frozen=True)
 class LayerShape:
@@ -77,7 +84,7 @@ class _Group:
     real: Tensor | None
     """[B * Q] bool: which of the queries are real; None when all are."""
     blocks: Tensor
-    """[B * K / block_size] int64; padding names block 0."""
+    """[B * K / block_size] int64; padding repeats the sequence's own first block."""
     query_positions: Tensor
     """[B, Q] int64; padding has the position of the first query."""
     num_keys: int
@@ -121,9 +128,18 @@ class AttentionPlan:
             # Padding at most doubles either side of the dense batch.
             shape = (span.num_tokens.bit_length(), (-(-end // size)).bit_length())
             members.setdefault(shape, []).append((first, span))
+        self.new_partial_blocks = [
+            block for span in spans if (block := _new_partial_block(span, size)) is not None
+        ]
+        """Blocks that the step begins to fill but doesn't fill up."""
         self.positions = torch.tensor(positions, device=device)
         self.slots = torch.tensor(slots, device=device)
         self.groups = [_group(spans_of, size, device) for spans_of in members.values()]
+
+
+def _new_partial_block(span: Span, block_size: int) -> int | None:
+    index, used = divmod(span.start + span.num_tokens, block_size)
+    return span.block_table[index] if used and index * block_size >= span.start else None
 
 
 def _group(members: Sequence[tuple[int, Span]], block_size: int, device: torch.device) -> _Group:
@@ -136,7 +152,8 @@ def _group(members: Sequence[tuple[int, Span]], block_size: int, device: torch.d
         positions.append([*range(span.start, span.start + span.num_tokens), *[span.start] * padding])
         real += [True] * span.num_tokens + [False] * padding
         used = span.block_table[: -(-(span.start + span.num_tokens) // block_size)]
-        blocks += [*used, *[0] * (num_blocks - len(used))]
+        # Nobody else's block: masked keys still take part in 0 · value, and 0 · NaN is NaN.
+        blocks += [*used, *[used[0]] * (num_blocks - len(used))]
     return _Group(
         queries=torch.tensor(queries, device=device),
         real=None if all(real) else torch.tensor(real, device=device),

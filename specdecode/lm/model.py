@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
 from transformers.masking_utils import AttentionMaskInterface
@@ -82,11 +83,17 @@ def load_model(path: Path | str, dtype: torch.dtype | str, device: torch.device 
     """
     try:
         config = AutoConfig.from_pretrained(path)
-        module = AutoModelForCausalLM.from_pretrained(path, config=config, dtype=dtype, use_safetensors=True)
-    except (OSError, ValueError, KeyError) as error:
+        module, loaded = AutoModelForCausalLM.from_pretrained(
+            path, config=config, dtype=dtype, use_safetensors=True, output_loading_info=True
+        )
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise FailedPreconditionError(
             f"{path}: not a causal language model that can be loaded: {error}"
         ) from error
+    if missing := sorted(loaded["missing_keys"]):
+        raise FailedPreconditionError(
+            f"{path}: the checkpoint lacks {len(missing)} weights ({missing[0]}, …)"
+        )
     return adopt_model(module, Path(path).name, device)
 
 
@@ -196,13 +203,13 @@ def _probe_layers(module: Any, config: Any, name: str) -> tuple[LayerShape, ...]
         ) from error
     if sorted(seen) != list(range(config.num_hidden_layers)):
         raise FailedPreconditionError(
-            f"{name}: {type(module).__name__} has {config.num_hidden_layers} layers, of which only {len(seen)} "
-            "go through transformers' attention interface with keys and values to store; recurrent and hybrid "
-            "models, and those with an attention of their own, are not served"
+            f"{name}: {type(module).__name__} has {config.num_hidden_layers} layers, of which only "
+            f"{len(seen)} go through transformers' attention interface with keys and values to store; "
+            "recurrent and hybrid models, and those with an attention of their own, are not served"
         )
     if masked:
         raise FailedPreconditionError(
-            f"{name}: {type(module).__name__} bounds what layers {masked} attend to (a window or chunks) in its "
-            "mask alone, where paged attention can't see it"
+            f"{name}: {type(module).__name__} bounds what layers {masked} attend to (a window or chunks) "
+            "in its mask alone, where paged attention can't see it"
         )
     return tuple(seen[layer] for layer in range(config.num_hidden_layers))

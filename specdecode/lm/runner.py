@@ -64,6 +64,7 @@ class PagedLM:
         spans = [Span(c.sequence.block_table, c.sequence.kv_len, len(c.token_ids)) for c in chunks]
         device = self.model.device
         plan = AttentionPlan(self.kv, spans, device)
+        self.kv.clear(plan.new_partial_blocks)
         tokens = torch.tensor([token for chunk in chunks for token in chunk.token_ids], device=device)
         rows = torch.tensor(_logit_rows(chunks), dtype=torch.long, device=device)
         output = self.model.module(

@@ -45,8 +45,8 @@ def check_paged_equals_plain(model: LoadedModel, plain_attention: str) -> None:
     if not difference <= tolerance * largest:
         raise FailedPreconditionError(
             f"{model.name}: {type(model.module).__name__} on paged attention differs from its own attention "
-            f"by {difference:.3g} (logits up to {largest:.3g}, allowed {tolerance * largest:.3g}): its attention "
-            "has a feature that the paged one lacks"
+            f"by {difference:.3g} (logits up to {largest:.3g}, allowed {tolerance * largest:.3g}): its "
+            "attention has a feature that the paged one lacks"
         )
 
 
