@@ -56,9 +56,7 @@ class ModelSequence:
     def __init__(self, drafter: ModelDrafter, key: SequenceKey, order: OpenDraft) -> None:
         self.key = key
         self.order = order
-        # OpenDraft has no cache salt, and blocks shared without one would let tenants probe each other's
-        # prompts.
-        self.kv = drafter.lm.new_sequence(order.token_ids, salt=f"{key.stream}/{key.sequence}".encode())
+        self.kv = drafter.lm.new_sequence(order.token_ids, order.cache_salt)
         self.drafted: list[int] = []
         self.supports: list[Support] = []
         self.num_draft_tokens = 0
@@ -77,6 +75,11 @@ class ModelSequence:
         asked = self.asked_at is not None
         wanted = self.committed_length + len(self.drafted) if asked else self.committed_length - 1
         return max(wanted - self.kv.kv_len, 0)
+
+    @property
+    def is_prefill(self) -> bool:
+        """Whether it lacks more than what a round leaves behind."""
+        return self.num_missing > _SHORT_FEED
 
     @property
     def is_done(self) -> bool:
@@ -246,24 +249,37 @@ class ModelDrafter:
 
     def _plan(self) -> list[_Feed]:
         """Who feeds how much: short feeds in full, prefills share `prefill_chunk`; drafts come first."""
-        order = sorted(self._waiting.values(), key=lambda sequence: sequence.asked_at is None)
-        for sequence in order:
-            if sequence.kv.adopt_prefix():
-                self._resident[sequence.key] = sequence
+        ready = self._ready()
         budget = self.limits.prefill_chunk
-        if any(sequence.num_missing <= _SHORT_FEED for sequence in order):
+        if not all(sequence.is_prefill for sequence in ready):
             budget = max(budget // 4, 1)
         feeds: dict[SequenceKey, _Feed] = {}
-        for sequence in order:
+        for sequence in ready:
             missing = sequence.num_missing
-            count = missing if missing <= _SHORT_FEED else min(missing, budget)
+            count = min(missing, budget) if sequence.is_prefill else missing
             if count and self._make_room(sequence, count, feeds):
-                budget -= count if missing > _SHORT_FEED else 0
+                budget -= count if sequence.is_prefill else 0
                 draws = sequence.asked_at is not None and count == missing
                 feeds[sequence.key] = _Feed(sequence, count, draws)
             elif count and sequence.asked_at is None:
                 del self._waiting[sequence.key]  # no room to work ahead: it waits for its Propose
         return list(feeds.values())
+
+    def _ready(self) -> list[ModelSequence]:
+        """Who waits, drafts first, without prefills that begin like another one that is under way.
+
+        Those take what the prefix cache has when it is done: equal prompts opened together are computed once.
+        """
+        ready: list[ModelSequence] = []
+        under_way: set[bytes] = set()
+        for sequence in sorted(self._waiting.values(), key=lambda sequence: sequence.asked_at is None):
+            beginning = sequence.kv.shareable_digests()[:1] if sequence.is_prefill else []
+            if sequence.kv.block_table or under_way.isdisjoint(beginning):
+                under_way.update(beginning)
+                if sequence.kv.adopt_prefix():
+                    self._resident[sequence.key] = sequence
+                ready.append(sequence)
+        return ready
 
     def _make_room(self, sequence: ModelSequence, count: int, feeds: dict[SequenceKey, _Feed]) -> bool:
         """Reserves blocks for `count` more tokens, if need be those of others who are not in this turn."""

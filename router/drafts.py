@@ -310,4 +310,5 @@ def _open_order(seat: DraftSeat, sequence: int) -> OpenDraft:
         seed=resolved.seed,
         choice_index=choice.index,
         traceparent=choice.request.traceparent,
+        cache_salt=resolved.cache_salt,
     )

@@ -252,6 +252,7 @@ class OpenDraft:
     seed: int = 0
     choice_index: int = 0
     traceparent: str = ""
+    cache_salt: bytes = b""
 
 
 @dataclass(frozen=True)

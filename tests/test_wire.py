@@ -158,6 +158,7 @@ def open_drafts(draw: st.DrawFn) -> types.OpenDraft:
         seed=draw(uint64),
         choice_index=draw(uint32),
         traceparent=draw(text),
+        cache_salt=draw(st.binary(max_size=8)),
     )
 
 

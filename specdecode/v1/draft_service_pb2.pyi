@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class OpenDraft(_message.Message):
-    __slots__ = ("sequence", "token_ids", "num_prompt_tokens", "sampling", "method", "drafter", "seed", "choice_index", "traceparent")
+    __slots__ = ("sequence", "token_ids", "num_prompt_tokens", "sampling", "method", "drafter", "seed", "choice_index", "traceparent", "cache_salt")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -18,6 +18,7 @@ class OpenDraft(_message.Message):
     SEED_FIELD_NUMBER: _ClassVar[int]
     CHOICE_INDEX_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+    CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     num_prompt_tokens: int
@@ -27,7 +28,8 @@ class OpenDraft(_message.Message):
     seed: int
     choice_index: int
     traceparent: str
-    def __init__(self, sequence: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., num_prompt_tokens: _Optional[int] = ..., sampling: _Optional[_Union[_types_pb2.ResolvedSampling, _Mapping]] = ..., method: _Optional[_Union[_types_pb2.Method, str]] = ..., drafter: _Optional[_Union[_types_pb2.DrafterKind, str]] = ..., seed: _Optional[int] = ..., choice_index: _Optional[int] = ..., traceparent: _Optional[str] = ...) -> None: ...
+    cache_salt: bytes
+    def __init__(self, sequence: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., num_prompt_tokens: _Optional[int] = ..., sampling: _Optional[_Union[_types_pb2.ResolvedSampling, _Mapping]] = ..., method: _Optional[_Union[_types_pb2.Method, str]] = ..., drafter: _Optional[_Union[_types_pb2.DrafterKind, str]] = ..., seed: _Optional[int] = ..., choice_index: _Optional[int] = ..., traceparent: _Optional[str] = ..., cache_salt: _Optional[bytes] = ...) -> None: ...
 
 class Propose(_message.Message):
     __slots__ = ("sequence", "from_length", "token_ids", "num_draft_tokens")

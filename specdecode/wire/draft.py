@@ -35,6 +35,7 @@ def open_draft_to_proto(order: OpenDraft) -> pb.OpenDraft:
         seed=order.seed,
         choice_index=order.choice_index,
         traceparent=order.traceparent,
+        cache_salt=order.cache_salt,
     )
 
 
@@ -50,6 +51,7 @@ def open_draft_from_proto(message: pb.OpenDraft, field: str = "open") -> OpenDra
         seed=message.seed,
         choice_index=message.choice_index,
         traceparent=message.traceparent,
+        cache_salt=message.cache_salt,
     )
 
 

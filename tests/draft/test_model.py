@@ -464,3 +464,42 @@ def test_the_same_generator_seed_gives_the_same_drafts_and_the_system_seeds_diff
     assert drafts(_generator(4)) == drafts(_generator(4))
     assert drafts(_generator(None)) != drafts(_generator(None))
     assert paged_model().vocab_size == VOCAB_SIZE
+
+
+# The prefix cache
+
+
+@pytest.mark.parametrize("salts", [(b"", b""), (b"a", b"b")])
+def test_equal_prompts_opened_together_are_computed_once_within_a_salt(salts: tuple[bytes, bytes]) -> None:
+    drafter = new_drafter(limits=DraftLimits(prefill_chunk=64))
+    prompt = tokens_of(1, 102)  # 25 blocks of 4 can be shared
+    sequences = []
+    for number, salt in enumerate(salts):
+        order = replace(open_draft(number, prompt), cache_salt=salt)
+        sequences.append(drafter.open(key(number), order))
+        sequences[-1].propose(Propose(number, 102, (), 3))
+    drafts = [answer.draft.token_ids for answer in run(drafter)]
+    assert drafts == [greedy_continuation(prompt, 3)] * 2
+    first, second = (sequence.kv.block_table for sequence in sequences)
+    assert len(set(first) & set(second)) == (25 if salts[0] == salts[1] else 0)
+
+
+def test_dropped_kv_is_found_again_while_nobody_needs_its_blocks() -> None:
+    drafter = new_drafter(limits=DraftLimits(prefill_chunk=16))
+    sequence = drafter.open(key(1), open_draft(1, tokens_of(1, 50)))
+    propose(drafter, sequence, 2)
+    drafter.abandon(InternalError("test"))
+    sequence.propose(Propose(1, 50, (), 2))
+    # Computed from the start, the first draft alone would take four turns.
+    (answer,) = (answer for _ in range(2) for answer in drafter.advance())
+    assert answer.draft.token_ids == greedy_continuation(tokens_of(1, 50), 2)
+
+
+def test_drafted_tokens_never_enter_the_prefix_cache() -> None:
+    drafter = new_drafter()
+    prompt = tokens_of(1, 14)
+    draft = propose(drafter, drafter.open(key(1), open_draft(1, prompt)), 10)
+    # Position 15 is the last of a block of which 14 tokens are committed.
+    other = drafter.open(key(2), open_draft(2, [*prompt, *draft.token_ids]))
+    other.kv.adopt_prefix()
+    assert other.kv.kv_len == 12
