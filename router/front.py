@@ -5,19 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 import grpc
 
-from router.messages import (
-    generate_request_from_proto,
-    parse_generate_request,
-    piece_to_proto,
-    router_status_to_proto,
-)
+from router.parsing import parse_generate_request
 from router.router import Router
 from specdecode.serving import aborting
 from specdecode.v1 import router_service_pb2 as pb
+from specdecode.wire import generate_request_from_proto, piece_to_proto, router_status_to_proto
 
 SERVICE_NAME = "specdecode.v1.RouterService"
 
@@ -57,13 +54,11 @@ class RouterFront:
             deadline = None if remaining is None else time.time() + remaining
             pieces = self._router.generate(request, deadline, _traceparent(context))
             async with aclosing(pieces):
-                async for request_id, piece in pieces:
-                    error = piece.error if request.n in (None, 1) else None
-                    if error is not None:
-                        piece.error = None
-                    yield piece_to_proto(request_id, piece)
-                    if error is not None:
-                        raise error
+                async for piece in pieces:
+                    if piece.error is not None and request.n in (None, 1):
+                        yield piece_to_proto(replace(piece, error=None, usage=None))
+                        raise piece.error
+                    yield piece_to_proto(piece)
 
     async def get_status(self, request: Any, context: Context) -> Any:
         """Targets, draft service and load."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from router.messages import EmittedToken, Piece
 from router.policy import DecisionReason
 from router.text import TextStream, Tokenizer
 from router.validation import ResolvedRequest
 from specdecode.errors import InternalError, SpecdecodeError
+from specdecode.requests import EmittedToken, Piece
 from specdecode.types import DrafterKind, FinishReason, Origin, RoundRecord, StepResult, Usage
 
 MAX_BUFFERED_TOKENS = 256
@@ -45,7 +45,7 @@ class Choice:
         self.on_room: Callable[[], None] | None = None
         self._text = text
         self._unsaid: deque[EmittedToken] = deque()
-        self._piece = Piece(index)
+        self._said = _Said()
         self._counter = _UsageCounter(len(self.tokens) if index == 0 else 0, counts_cached=index == 0)
 
     @property
@@ -71,7 +71,7 @@ class Choice:
     @property
     def is_full(self) -> bool:
         """Whether its client lags so far behind that it should get no more orders."""
-        return len(self._piece.tokens) >= MAX_BUFFERED_TOKENS
+        return len(self._said.tokens) >= MAX_BUFFERED_TOKENS
 
     @property
     def usage(self) -> Usage:
@@ -88,7 +88,7 @@ class Choice:
         self.finish_reason = FinishReason.STOP if stopped else result.finish_reason
         origins = result.origins[:num_kept]
         if self.resolved.include_rounds:
-            self._piece.rounds.extend(_records(self.usage.num_rounds, result, origins, round_, now))
+            self._said.rounds.extend(_records(self.usage.num_rounds, result, origins, round_, now))
         self._counter.count(result, origins)
         if self.finish_reason is not None:
             self._finish()
@@ -107,15 +107,25 @@ class Choice:
         self._counter.moved()
 
     def take_piece(self) -> Piece | None:
-        """What is to be said now, None if there is nothing."""
-        piece = self._piece
-        if not (piece.text or piece.tokens or piece.rounds or piece.usage):
+        """What is to be said now, None if there is nothing; the last one has the usage."""
+        said = self._said
+        if not said.is_last and not said.tokens and not said.rounds:
             return None
-        self._piece = Piece(self.index)
+        self._said = _Said()
         if self.on_room is not None:
             on_room, self.on_room = self.on_room, None
             on_room()
-        return piece
+        return Piece(
+            request_id=self.request.id,
+            choice=self.index,
+            text=said.text,
+            tokens=tuple(said.tokens),
+            rounds=tuple(said.rounds),
+            finish_reason=self.finish_reason if said.is_last else None,
+            stop=self._text.stop if said.is_last else None,
+            usage=self.usage if said.is_last else None,
+            error=self.error if said.is_last else None,
+        )
 
     def _commit(self, result: StepResult) -> int:
         """Appends the result's tokens up to the first stop string; their number."""
@@ -131,20 +141,27 @@ class Choice:
     def _say(self) -> None:
         text, count = self._text.take()
         if count:
-            self._piece.text += text
-            self._piece.tokens.extend(self._unsaid.popleft() for _ in range(count))
-        if count or self._piece.rounds:
+            self._said.text += text
+            self._said.tokens.extend(self._unsaid.popleft() for _ in range(count))
+        if count or self._said.rounds:
             self.request.notify()
 
     def _finish(self) -> None:
         if self._text.stop is None:
             self._text.finish()
         self._say()
-        self._piece.finish_reason = None if self.error else self.finish_reason
-        self._piece.stop = self._text.stop
-        self._piece.error = self.error
-        self._piece.usage = self.usage
+        self._said.is_last = True
         self.request.notify()
+
+
+@dataclass
+class _Said:
+    """What waits for the client; `text` is the text of `tokens`."""
+
+    text: str = ""
+    tokens: list[EmittedToken] = field(default_factory=list)
+    rounds: list[RoundRecord] = field(default_factory=list)
+    is_last: bool = False
 
 
 class _UsageCounter:

@@ -9,7 +9,6 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
 
 from router.drafts import DraftDesk
-from router.messages import GenerateRequest, Piece, ReplicaStatus, RouterStatus
 from router.replicas import DraftLink, Link, Listener, TargetLink
 from router.request import Choice, Request
 from router.rounds import Placed, ReplicaLoop, RoundSettings, Withdrawn
@@ -24,6 +23,7 @@ from specdecode.errors import (
     ResourceExhaustedError,
     UnavailableError,
 )
+from specdecode.requests import GenerateRequest, Piece, ReplicaStatus, RouterStatus
 from specdecode.types import DrafterKind
 
 logger = logging.getLogger(__name__)
@@ -74,8 +74,8 @@ class Router:
 
     # Life
 
-    async def start(self) -> asyncio.Future[list[None]]:
-        """Starts connecting and returns once a target can be used; a future that ends when a loop fails.
+    async def start(self) -> asyncio.Task[None]:
+        """Starts connecting and returns once a target can be used; a task that ends when a loop fails.
 
         Raises:
             FailedPreconditionError: a target or the draft service has another vocabulary.
@@ -91,7 +91,14 @@ class Router:
             contact.result()
         if self._drafts.link is not None:
             await self._meet_draft(self._drafts.link)
-        return asyncio.gather(*self._tasks)
+        return asyncio.create_task(self._watch())
+
+    async def _watch(self) -> None:
+        """Ends when a loop or link does, which run for ever, with whatever ended it."""
+        done, _ = await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            if not task.cancelled():
+                task.result()
 
     async def _meet_draft(self, link: DraftLink) -> None:
         """The draft service is not waited for long: it is not needed."""
@@ -111,8 +118,8 @@ class Router:
 
     async def generate(
         self, asked: GenerateRequest, deadline: float | None = None, traceparent: str = ""
-    ) -> AsyncGenerator[tuple[str, Piece], None]:
-        """Pieces of all choices, each with the request's id. Closing it frees all that the request holds.
+    ) -> AsyncGenerator[Piece, None]:
+        """Pieces of all choices, as they come. Closing it frees all that the request holds.
 
         Args:
             asked: what the client wants.
@@ -132,7 +139,7 @@ class Router:
             try:
                 self._place(request.choices)
                 async for piece in request.pieces():
-                    yield request.id, piece
+                    yield piece
             finally:
                 self._withdraw(request)
         finally:

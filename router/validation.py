@@ -10,15 +10,6 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from router.messages import (
-    ChatPrompt,
-    GenerateRequest,
-    SamplingOptions,
-    SpeculationMode,
-    SpeculationOptions,
-    TextPrompt,
-    TokenPrompt,
-)
 from router.text import Tokenizer
 from specdecode.errors import FieldViolation, InvalidArgumentError
 from specdecode.requests import (
@@ -35,6 +26,13 @@ from specdecode.requests import (
     MAX_STOPS,
     MAX_TEMPERATURE,
     MIN_TEMPERATURE,
+    ChatPrompt,
+    GenerateRequest,
+    SamplingOptions,
+    SpeculationMode,
+    SpeculationOptions,
+    TextPrompt,
+    TokenPrompt,
 )
 from specdecode.types import MAX_DRAFT_TOKENS, DrafterKind, Method, SamplingParams
 

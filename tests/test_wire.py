@@ -226,6 +226,32 @@ replica_statuses = st.builds(
     requests.ReplicaStatus, text, st.booleans(), st.none() | model_infos, st.none() | loads, uint32
 )
 proposes = st.builds(types.Propose, uint64, uint32, token_ids, st.integers(0, types.MAX_DRAFT_TOKENS))
+usages = st.builds(types.Usage, *[uint32] * len(dataclasses.fields(types.Usage)))
+round_records = st.builds(
+    types.RoundRecord,
+    index=uint32,
+    num_drafted=uint32,
+    num_accepted=uint32,
+    num_emitted=uint32,
+    last_origin=origins,
+    drafter=st.none() | drafters,
+    reason=text,
+    seconds=float32,
+    draft_seconds=float32,
+    times=times,
+)
+pieces = st.builds(
+    requests.Piece,
+    request_id=text,
+    choice=uint32,
+    text=text,
+    tokens=tuples(st.builds(requests.EmittedToken, uint32, origins, st.none() | logprobs)),
+    rounds=tuples(round_records, 2),
+    finish_reason=st.none() | st.sampled_from(types.FinishReason),
+    stop=st.none() | st.text(min_size=1, max_size=12),
+    usage=st.none() | usages,
+    error=st.none() | specdecode_errors(),
+)
 
 MESSAGES: dict[str, tuple[st.SearchStrategy[Any], type[Message]]] = {
     "sampling": (sampling, pb.ResolvedSampling),
@@ -259,23 +285,9 @@ MESSAGES: dict[str, tuple[st.SearchStrategy[Any], type[Message]]] = {
     ),
     "draft": (drafts(), draft_pb.ProposedDraft),
     "drafts_frame": (st.builds(types.DraftsFrame, tuples(drafts(), 3)), draft_pb.DraftResponse),
-    "usage": (st.builds(types.Usage, *[uint32] * len(dataclasses.fields(types.Usage))), router_pb.Usage),
-    "round_record": (
-        st.builds(
-            types.RoundRecord,
-            index=uint32,
-            num_drafted=uint32,
-            num_accepted=uint32,
-            num_emitted=uint32,
-            last_origin=origins,
-            drafter=st.none() | drafters,
-            reason=text,
-            seconds=float32,
-            draft_seconds=float32,
-            times=times,
-        ),
-        router_pb.RoundRecord,
-    ),
+    "usage": (usages, router_pb.Usage),
+    "round_record": (round_records, router_pb.RoundRecord),
+    "piece": (pieces, router_pb.GenerateResponse),
     "generate_request": (router_requests(), router_pb.GenerateRequest),
     "router_status": (
         st.builds(

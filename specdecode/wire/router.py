@@ -37,8 +37,9 @@ from specdecode.wire.parts import (
     step_times_from_proto,
     step_times_to_proto,
     token_logprobs_from_proto,
+    token_logprobs_to_proto,
 )
-from specdecode.wire.status import error_from_proto
+from specdecode.wire.status import error_from_proto, error_to_proto
 
 MODES = EnumCodec(SpeculationMode, pb.SpeculationMode, "SPECULATION_MODE")
 
@@ -195,6 +196,27 @@ def _sampling_options_from_proto(message: pb.SamplingOptions) -> SamplingOptions
         ignore_eos=bool(given("ignore_eos")),
         logprobs=given("logprobs"),
         seed=given("seed"),
+    )
+
+
+def piece_to_proto(piece: Piece) -> pb.GenerateResponse:
+    return pb.GenerateResponse(
+        request_id=piece.request_id,
+        choice=piece.choice,
+        text=piece.text,
+        tokens=[
+            pb.EmittedToken(
+                token_id=token_id,
+                origin=ORIGINS.to_proto(origin),
+                logprobs=None if logprobs is None else token_logprobs_to_proto(logprobs),
+            )
+            for token_id, origin, logprobs in piece.tokens
+        ],
+        rounds=[round_record_to_proto(record) for record in piece.rounds],
+        finish_reason=FINISH_REASONS.to_proto(piece.finish_reason),
+        stop=piece.stop or "",
+        usage=None if piece.usage is None else usage_to_proto(piece.usage),
+        error=None if piece.error is None else error_to_proto(piece.error),
     )
 
 

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from router.messages import Piece
 from router.policy import DecisionReason
 from router.request import MAX_BUFFERED_TOKENS, Choice, Request, Round
 from router.text import Tokenizer
 from router.validation import ResolvedRequest
 from specdecode.errors import NumericalError
+from specdecode.requests import Piece
 from specdecode.types import (
     DrafterKind,
     FinishReason,
@@ -122,7 +122,7 @@ def test_tokens_wait_with_their_text_and_rounds_do_not(byte_level: Tokenizer) ->
     first, second = ids_of(byte_level, "#x")
     choice.take(result(choice, [first], "p"), LEASED, now=2.0)
     piece = said(choice)
-    assert (piece.text, piece.tokens, len(piece.rounds)) == ("", [], 1)
+    assert (piece.text, piece.tokens, len(piece.rounds)) == ("", (), 1)
     choice.take(result(choice, [second], "p"), LEASED, now=3.0)
     piece = said(choice)
     assert (piece.text, [token.token_id for token in piece.tokens]) == ("#x", [first, second])

@@ -6,7 +6,11 @@ from typing import Any
 
 import pytest
 
-from router.messages import (
+from router.parsing import parse_generate_request
+from router.text import Tokenizer
+from router.validation import ModelLimits, ResolvedRequest, resolve
+from specdecode.errors import InvalidArgumentError
+from specdecode.requests import (
     ChatPrompt,
     GenerateRequest,
     SamplingOptions,
@@ -14,14 +18,10 @@ from router.messages import (
     SpeculationOptions,
     TextPrompt,
     TokenPrompt,
-    generate_request_from_proto,
-    parse_generate_request,
 )
-from router.text import Tokenizer
-from router.validation import ModelLimits, ResolvedRequest, resolve
-from specdecode.errors import InvalidArgumentError
 from specdecode.types import DrafterKind, Method, SamplingParams
 from specdecode.v1 import router_service_pb2 as pb
+from specdecode.wire import generate_request_from_proto
 from tests.router import tiny
 
 MAX_LENGTH = 64
