@@ -427,15 +427,20 @@ def test_nan_logits_fail_their_own_request_alone() -> None:
     model = adopt_model(module, "tiny")
     module.model.embed_tokens.weight[7] = torch.nan
     drafter = new_drafter(model=model)
-    prompts = [[1, 2, 3], [1, 7, 3], [4, 5, 6, 8]]
-    for number, prompt in enumerate(prompts):
-        sequence = drafter.open(key(number), open_draft(number, prompt))
-        sequence.propose(Propose(number, len(prompt), (), 1))
-    drafts = {answer.key.sequence: answer.draft for answer in run(drafter)}
-    assert isinstance(drafts[1].error, NumericalError)
-    for number in (0, 2):
-        assert drafts[number].error is None
-        assert drafts[number].token_ids == greedy_continuation(prompts[number], 1)
+    # The sick sequence has the pool's first block; others are padded beside it, and get its blocks after it.
+    prompts = [[7, 1, 2, 3, 4, 5, 6, 8, 9], [1, 2, 3, 4, 5], [9, 8, 9, 8, 9, 8, 9, 8, 1, 3], [1, 2]]
+    for _ in range(2):
+        for number, prompt in enumerate(prompts):
+            sequence = drafter.open(key(number), open_draft(number, prompt))
+            sequence.propose(Propose(number, len(prompt), (), 2))
+        drafts = {answer.key.sequence: answer.draft for answer in run(drafter)}
+        assert isinstance(drafts[0].error, NumericalError)
+        for number in (1, 2, 3):
+            expected = greedy_continuation(prompts[number], 2)
+            assert 7 not in expected
+            assert drafts[number].token_ids == expected
+        for sequence in list(drafter._resident.values()):
+            sequence.close()
 
 
 def test_abandoning_frees_all_kv_and_the_next_draft_is_right() -> None:
