@@ -39,10 +39,13 @@ from tests.lm.tiny import (
     paged_model,
     plain_logits,
     plain_model,
+    random_prompt,
 )
 
 PROMPT_LENGTHS = (1, 5, 15, 16, 17, 200)
-PROMPTS = [[random.Random(i).randrange(VOCAB_SIZE) for _ in range(n)] for i, n in enumerate(PROMPT_LENGTHS)]
+# Ids from BROKEN on occur in no prompt.
+BROKEN = VOCAB_SIZE - 1
+PROMPTS = [random_prompt(length, seed, BROKEN) for seed, length in enumerate(PROMPT_LENGTHS)]
 
 
 def scattered_lm(model: LoadedModel, num_blocks: int = 40) -> PagedLM:
@@ -115,10 +118,9 @@ def test_a_shared_prefix_is_attended_to_by_everyone_who_adopted_it() -> None:
 def test_nan_in_one_sequence_reaches_no_other() -> None:
     module = deepcopy(plain_model("llama"))
     lm = PagedLM(adopt_model(module, "llama"), num_blocks=40)
-    module.get_input_embeddings().weight[7] = torch.nan
+    module.get_input_embeddings().weight[BROKEN] = torch.nan
     # 32 and 33 tokens are attended to in one dense batch, the first of them padded by a block.
-    prompts = [[7] * 40, PROMPTS[-1][:32], PROMPTS[-1][:33], *PROMPTS]
-    assert not any(7 in prompt for prompt in prompts[1:])
+    prompts = [[BROKEN] * 40, PROMPTS[-1][:32], PROMPTS[-1][:33], *PROMPTS]
     broken, *others = logits_in_chunks(lm, prompts, lambda: 1000)
     assert broken.isnan().all()
     for prompt, logits in zip(prompts[1:], others, strict=True):
@@ -128,8 +130,8 @@ def test_nan_in_one_sequence_reaches_no_other() -> None:
 def test_blocks_that_held_nan_are_clean_for_their_next_owner() -> None:
     module = deepcopy(plain_model("llama"))
     lm = scattered_lm(adopt_model(module, "llama"), num_blocks=4)
-    module.get_input_embeddings().weight[7] = torch.nan
-    broken = lm.new_sequence([7] * 64)
+    module.get_input_embeddings().weight[BROKEN] = torch.nan
+    broken = lm.new_sequence([BROKEN] * 64)
     lm.forward([Chunk(broken, broken.token_ids, 1)])
     broken.release()
     prompts = [[1, 2, 3], [4] * 17]

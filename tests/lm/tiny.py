@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from copy import deepcopy
 from functools import cache
@@ -63,6 +64,12 @@ MORE_CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
         **SHAPE, head_dim=16, sliding_window=8, layer_types=ALTERNATING, attn_logit_softcapping=5.0
     ),
 }
+
+
+def random_prompt(length: int, seed: int = 0, vocab_size: int = VOCAB_SIZE) -> list[int]:
+    """Token ids below `vocab_size`."""
+    chosen = random.Random(seed)
+    return [chosen.randrange(vocab_size) for _ in range(length)]
 
 
 def build(config: PreTrainedConfig, seed: int = 0) -> Any:
