@@ -1,0 +1,60 @@
+"""Requests as a client sends them, and what a plain model would answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from specdecode.v1 import router_service_pb2 as pb
+from specdecode.v1 import types_pb2
+from tests.router import tiny
+
+PROMPT = "the quick brown fox"
+NGRAM, MODEL = types_pb2.DRAFTER_KIND_NGRAM, types_pb2.DRAFTER_KIND_MODEL
+
+
+def request_for(prompt: str | Sequence[int] = PROMPT, **sampling: Any) -> Any:
+    """A request that wants its rounds told."""
+    request = pb.GenerateRequest(sampling=pb.SamplingOptions(**sampling), include_rounds=True)
+    if isinstance(prompt, str):
+        request.text = prompt
+    else:
+        request.token_ids.ids.extend(prompt)
+    return request
+
+
+def speculating(request: Any, num_draft_tokens: int, drafter: int) -> Any:
+    """The same with its own γ and drafter; γ 0 is speculation off."""
+    own = pb.GenerateRequest()
+    own.CopyFrom(request)
+    own.speculation.num_draft_tokens = num_draft_tokens
+    own.speculation.drafter = drafter  # type: ignore[assignment]
+    if num_draft_tokens == 0:
+        own.speculation.mode = pb.SPECULATION_MODE_OFF
+    return own
+
+
+@cache
+def _plain_model(path: Path) -> Any:
+    return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+
+
+def greedy(path: Path, prompt: Sequence[int], max_tokens: int) -> list[int]:
+    """What transformers generates in float32."""
+    ids = torch.tensor([list(prompt)])
+    out = _plain_model(path).generate(
+        ids, do_sample=False, max_new_tokens=max_tokens, eos_token_id=tiny.EOS, pad_token_id=0
+    )
+    return out[0, len(prompt) :].tolist()  # type: ignore[no-any-return]
+
+
+@torch.inference_mode()
+def logprobs(path: Path, prompt: Sequence[int], ids: Sequence[int]) -> torch.Tensor:
+    """[len(ids), vocab_size]: logprobs at the position of each id, from raw logits."""
+    logits = _plain_model(path)(torch.tensor([[*prompt, *ids]])).logits[0]
+    return torch.log_softmax(logits[len(prompt) - 1 : -1].float(), dim=-1)
