@@ -48,7 +48,12 @@ def greedy(path: Path, prompt: Sequence[int], max_tokens: int) -> list[int]:
     """What transformers generates in float32."""
     ids = torch.tensor([list(prompt)])
     out = _plain_model(path).generate(
-        ids, do_sample=False, max_new_tokens=max_tokens, eos_token_id=tiny.EOS, pad_token_id=0
+        ids,
+        attention_mask=torch.ones_like(ids),
+        do_sample=False,
+        max_new_tokens=max_tokens,
+        eos_token_id=tiny.EOS,
+        pad_token_id=tiny.EOS,
     )
     return out[0, len(prompt) :].tolist()  # type: ignore[no-any-return]
 
