@@ -20,7 +20,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import torch
 from tokenizers import pre_tokenizers
 
 from specdecode.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
@@ -169,6 +168,7 @@ def _load_gguf(gguf: Path) -> tuple[Any, Any]:
         raise FailedPreconditionError(
             f"reading GGUF needs {' and '.join(missing)}: pip install 'specdecode[convert]'"
         )
+    import torch
     from gguf import GGUFReader
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
@@ -219,6 +219,8 @@ def _check_layers(keep_layers: Sequence[int], num_layers: int) -> None:
 
 
 def _keep_modules(model: Any, keep_layers: Sequence[int], num_layers: int) -> None:
+    import torch
+
     for parent in model.modules():
         for name, child in parent.named_children():
             if isinstance(child, torch.nn.ModuleList) and len(child) == num_layers:

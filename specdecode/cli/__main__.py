@@ -1,0 +1,5 @@
+"""`python -m specdecode.cli`: the same as `specdecode`."""
+
+from specdecode.cli import main
+
+main()

@@ -1,0 +1,327 @@
+"""Options of the commands: each declared once, with its default, its unit and its range.
+
+A bundle is a frozen dataclass whose fields are options; a command that has a parameter of that type, and is
+wrapped by `bundled`, gets all of them. Every option of a bundle can also be set by environment, as
+SPECDECODE_ and its name, unless it names another variable or none.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Annotated, Any, NamedTuple, TypeVar, get_args, get_type_hints
+
+import typer
+from pydantic import TypeAdapter, ValidationError
+
+from specdecode.config import ROUTER_PORT, Address
+from specdecode.requests import (
+    MAX_BIAS,
+    MAX_CHOICES,
+    MAX_LOGIT_BIASES,
+    MAX_LOGPROBS,
+    MAX_PENALTY,
+    MAX_REPETITION_PENALTY,
+    MAX_SEED,
+    MAX_STOP_CHARACTERS,
+    MAX_STOP_TOKEN_IDS,
+    MAX_STOPS,
+    MAX_TEMPERATURE,
+    MIN_TEMPERATURE,
+    SamplingOptions,
+    SpeculationMode,
+    SpeculationOptions,
+)
+from specdecode.types import MAX_DRAFT_TOKENS, DrafterKind, Method
+
+DEFAULT_ADDRESS = f"127.0.0.1:{ROUTER_PORT}"
+_MAX_UINT32 = 2**32 - 1
+_MAX_SECONDS = 86_400.0
+
+T = TypeVar("T")
+Parser = Callable[[str], Any]
+
+
+def refused(value: object, allowed: str) -> typer.BadParameter:
+    """What a wrong value is answered with; typer puts the option's name before it."""
+    return typer.BadParameter(f"{str(value)!r} is refused; allowed: {allowed}")
+
+
+def checked(convert: Callable[[str], T], holds: Callable[[T], bool], allowed: str) -> Parser:
+    """A parser that refuses what `convert` can't read and what doesn't hold."""
+
+    def parse(text: str) -> T:
+        try:
+            value = convert(text)
+        except ValueError:
+            raise refused(text, allowed) from None
+        if not holds(value):
+            raise refused(text, allowed)
+        return value
+
+    return parse
+
+
+def _count(what: str, unit: str, low: int, high: int, default: str, *names: str) -> Any:
+    """An option that is an integer in [low, high]."""
+    largest = {MAX_SEED: "2^64 - 1", _MAX_UINT32: "2^32 - 1"}.get(high, str(high))
+    allowed = f"{low} to {largest}{unit and ' '}{unit}"
+    parser = checked(int, lambda value: low <= value <= high, allowed)
+    return typer.Option(
+        *names, help=f"{what}; {allowed}", parser=parser, metavar="INTEGER", show_default=default
+    )
+
+
+def _real(what: str, allowed: str, holds: Callable[[float], bool], default: str) -> Any:
+    """An option that is a number; NaN must not hold."""
+    parser = checked(float, holds, allowed)
+    return typer.Option(help=f"{what}; {allowed}", parser=parser, metavar="NUMBER", show_default=default)
+
+
+def _within(what: str, low: float, high: float, default: str) -> Any:
+    return _real(what, f"{low:g} to {high:g}", lambda value: low <= value <= high, default)
+
+
+def _above_zero(what: str, high: float, default: str, unit: str = "") -> Any:
+    allowed = f"above 0, to {high:g}{unit and ' '}{unit}"
+    return _real(what, allowed, lambda value: 0 < value <= high, default)
+
+
+def _choice(what: str, choices: type[Enum], default: str) -> Any:
+    """An option that is a member of an enum, by its value."""
+    values = [str(member.value) for member in choices]
+    parser = checked(choices, lambda member: True, ", ".join(values))
+    return typer.Option(help=what, parser=parser, metavar="|".join(values), show_default=default)
+
+
+class TokenBias(NamedTuple):
+    """One entry of --logit-bias."""
+
+    token_id: int
+    bias: float
+
+    @classmethod
+    def parse(cls, text: str) -> TokenBias:
+        token_id, _, bias = text.partition("=")
+        return cls(int(token_id), float(bias))
+
+
+def _parse_address(text: str) -> str:
+    try:
+        return TypeAdapter(Address).validate_python(text)
+    except ValidationError:
+        raise refused(text, "host:port") from None
+
+
+_STOP_LENGTHS = f"1 to {MAX_STOP_CHARACTERS} characters"
+_TEMPERATURES = f"0 (greedy), or {MIN_TEMPERATURE:g} to {MAX_TEMPERATURE:g}"
+_BIASES = f"ID=BIAS, biases from {-MAX_BIAS:g} to {MAX_BIAS:g}"
+_IDS = "0 to 2^32 - 1"
+
+
+def _is_temperature(value: float) -> bool:
+    return value == 0 or MIN_TEMPERATURE <= value <= MAX_TEMPERATURE
+
+
+def _is_bias(value: TokenBias) -> bool:
+    return 0 <= value.token_id <= _MAX_UINT32 and -MAX_BIAS <= value.bias <= MAX_BIAS
+
+
+@dataclass(frozen=True)
+class ConnectionFlags:
+    """Which router, and how long it may take."""
+
+    address: Annotated[
+        str,
+        typer.Option(
+            help="The router; host:port",
+            parser=_parse_address,
+            metavar="ADDRESS",
+            show_default=DEFAULT_ADDRESS,
+        ),
+    ] = DEFAULT_ADDRESS
+    timeout: Annotated[
+        float | None, _above_zero("Give up after this time", _MAX_SECONDS, "never", "seconds")
+    ] = None
+
+
+@dataclass(frozen=True)
+class SamplingFlags:
+    """How the next token is chosen, and when a text ends."""
+
+    max_tokens: Annotated[int, _count("Longest text", "tokens", 1, _MAX_UINT32, "256")] = 256
+    min_tokens: Annotated[int | None, _count("Shortest text", "tokens", 0, _MAX_UINT32, "0")] = None
+    temperature: Annotated[float | None, _real("Randomness", _TEMPERATURES, _is_temperature, "1")] = None
+    top_p: Annotated[
+        float | None, _above_zero("Least mass of the most probable tokens to keep", 1, "1, off")
+    ] = None
+    top_k: Annotated[
+        int | None, _count("Most probable tokens to keep", "tokens", 0, _MAX_UINT32, "0, off")
+    ] = None
+    min_p: Annotated[
+        float | None, _within("Least probability, as a share of the largest one", 0, 1, "0, off")
+    ] = None
+    repetition_penalty: Annotated[
+        float | None,
+        _above_zero("Divides logits of tokens that occurred", MAX_REPETITION_PENALTY, "1, off"),
+    ] = None
+    presence_penalty: Annotated[
+        float | None, _within("Lowers tokens that were emitted", -MAX_PENALTY, MAX_PENALTY, "0, off")
+    ] = None
+    frequency_penalty: Annotated[
+        float | None,
+        _within("Lowers tokens by how often they were emitted", -MAX_PENALTY, MAX_PENALTY, "0, off"),
+    ] = None
+    logit_bias: Annotated[
+        list[TokenBias] | None,
+        typer.Option(
+            help=f"Added to a token's logit; {_BIASES}; up to {MAX_LOGIT_BIASES} times",
+            parser=checked(TokenBias.parse, _is_bias, _BIASES),
+            metavar="ID=BIAS",
+            show_default="none",
+        ),
+    ] = None
+    seed: Annotated[
+        int | None, _count("Equal seeds give equal texts", "", 0, MAX_SEED, "none, another text each time")
+    ] = None
+    stop: Annotated[
+        list[str] | None,
+        typer.Option(
+            help=f"Ends the text before this string; {_STOP_LENGTHS}; up to {MAX_STOPS} times",
+            parser=checked(str, lambda text: 1 <= len(text) <= MAX_STOP_CHARACTERS, _STOP_LENGTHS),
+            metavar="TEXT",
+            show_default="none",
+        ),
+    ] = None
+    stop_token_id: Annotated[
+        list[int] | None,
+        typer.Option(
+            help=f"Ends the text with this token; {_IDS}; up to {MAX_STOP_TOKEN_IDS} times",
+            parser=checked(int, lambda token_id: 0 <= token_id <= _MAX_UINT32, _IDS),
+            metavar="ID",
+            show_default="the model's own",
+        ),
+    ] = None
+    ignore_eos: Annotated[
+        bool, typer.Option("--ignore-eos", help="Go on after the model's end-of-sequence tokens")
+    ] = False
+
+    def options(self, logprobs: int | None = None) -> SamplingOptions:
+        """What the router is asked for."""
+        return SamplingOptions(
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            min_p=self.min_p,
+            repetition_penalty=self.repetition_penalty,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            logit_bias=tuple(self.logit_bias or ()),
+            max_tokens=self.max_tokens,
+            min_tokens=self.min_tokens,
+            stop=tuple(self.stop or ()),
+            stop_token_ids=tuple(self.stop_token_id or ()),
+            ignore_eos=self.ignore_eos,
+            logprobs=logprobs,
+            seed=self.seed,
+        )
+
+
+@dataclass(frozen=True)
+class SpeculationFlags:
+    """Whether, how far and by whom tokens are drafted."""
+
+    speculation: Annotated[
+        SpeculationMode, _choice("Draft tokens ahead; auto leaves it to the router", SpeculationMode, "auto")
+    ] = SpeculationMode.AUTO
+    num_draft_tokens: Annotated[
+        int | None,
+        _count("Most tokens drafted for one round", "tokens", 0, MAX_DRAFT_TOKENS, "the router's"),
+    ] = None
+    drafter: Annotated[DrafterKind | None, _choice("Who drafts", DrafterKind, "the router's choice")] = None
+    method: Annotated[
+        Method | None,
+        _choice(
+            "How drafts are verified; all give the target's distribution",
+            Method,
+            "greedy at temperature 0, coupled with a seed, else rejection",
+        ),
+    ] = None
+
+    def options(self) -> SpeculationOptions:
+        """What the router is asked for."""
+        return SpeculationOptions(self.speculation, self.num_draft_tokens, self.drafter, self.method)
+
+
+@dataclass(frozen=True)
+class OutputFlags:
+    """What `generate` shows."""
+
+    n: Annotated[int, _count("Texts for the same prompt", "texts", 1, MAX_CHOICES, "1")] = 1
+    logprobs: Annotated[
+        int | None,
+        _count("Show tokens with so many alternatives and logprobs", "tokens", 0, MAX_LOGPROBS, "none"),
+    ] = None
+    rounds: Annotated[bool, typer.Option("--rounds", help="Show what every round drafted and kept")] = False
+    json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object a text, with ids, origins and rounds")
+    ] = False
+
+
+def bundled(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with every parameter that is a bundle replaced by the bundle's options."""
+    parameters: list[inspect.Parameter] = []
+    bundles: dict[str, type[Any]] = {}
+    for parameter in inspect.signature(command, eval_str=True).parameters.values():
+        annotation = parameter.annotation
+        if isinstance(annotation, type) and dataclasses.is_dataclass(annotation):
+            bundles[parameter.name] = annotation
+            parameters += _parameters_of(annotation)
+        else:
+            parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+
+    @functools.wraps(command)
+    def run(**given: Any) -> None:
+        for name, bundle in bundles.items():
+            fields = {field.name: given.pop(field.name) for field in dataclasses.fields(bundle)}
+            given[name] = bundle(**fields)
+        command(**given)
+
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return run
+
+
+def _parameters_of(bundle: type[Any]) -> list[inspect.Parameter]:
+    hints = get_type_hints(bundle, include_extras=True)
+    return [
+        inspect.Parameter(
+            field.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=field.default,
+            annotation=_with_variable(field.name, hints[field.name]),
+        )
+        for field in dataclasses.fields(bundle)
+    ]
+
+
+def _with_variable(name: str, hint: Any) -> Any:
+    kind, declared = get_args(hint)
+    if declared.envvar is not None:
+        return hint
+    declared = copy.copy(declared)
+    declared.envvar = f"SPECDECODE_{name.upper()}"
+    default = declared.show_default if isinstance(declared.show_default, str) else ""
+    declared.help = f"{declared.help} {note(default, [declared.envvar])}"
+    declared.show_default = declared.show_envvar = False
+    return Annotated[kind, declared]
+
+
+def note(default: str, variables: Sequence[str]) -> str:
+    """The end of an option's help."""
+    return f"({f'default: {default}; ' if default else ''}env: {', '.join(variables)})"
