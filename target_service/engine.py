@@ -24,7 +24,6 @@ from specdecode.errors import (
 )
 from specdecode.lm.runner import PagedLM
 from specdecode.types import (
-    MAX_DRAFT_TOKENS,
     DecodeFrame,
     Lease,
     LoadSnapshot,
@@ -33,6 +32,7 @@ from specdecode.types import (
     StepTimes,
     Verify,
 )
+from target_service.checks import check_open, check_verify
 from target_service.scheduler import Scheduler, SchedulerLimits
 from target_service.sequence import SequenceKey, TargetSequence, Work
 from target_service.verify import Outcome, Verifier, first_rows, window_logprobs
@@ -172,6 +172,8 @@ class Engine:
         """Appends what a window emits, forgets KV of what was rejected, and says so."""
         sequence, key = work.sequence, work.sequence.key
         if outcome.error is not None:
+            # Whoever has the same prefix next computes it anew.
+            sequence.kv.pool.forget(sequence.kv.block_table)
             self.close(key)
             return StepResult(key.sequence, sequence.committed_length, error=outcome.error)
         count, finish = sequence.finish_of(outcome.token_ids)
@@ -199,11 +201,16 @@ class Engine:
         sequence.reported = True
         sequence.ordered_at = self._clock()
         if finish is not None:
+            sequence.kv.publish()
             self.close(key)
         return result
 
     def _open(self, key: SequenceKey, opened: OpenSequence) -> None:
-        self._check_open(key, opened)
+        if key in self.sequences:
+            raise InvalidArgumentError(
+                f"sequence {key.sequence} is open already", reason=Reason.SEQUENCE_EXISTS
+            )
+        check_open(opened, self.lm)
         if len(self.scheduler.waiting) >= self.limits.max_waiting:
             raise ResourceExhaustedError(
                 f"the target's queue is full ({self.limits.max_waiting} sequences wait)", retry_after=1.0
@@ -215,47 +222,11 @@ class Engine:
         self.sequences[key] = sequence
         self.scheduler.waiting.append(sequence)
 
-    def _check_open(self, key: SequenceKey, opened: OpenSequence) -> None:
-        sampling, length = opened.sampling, len(opened.token_ids)
-        if key in self.sequences:
-            raise InvalidArgumentError(
-                f"sequence {key.sequence} is open already", reason=Reason.SEQUENCE_EXISTS
-            )
-        if not 1 <= opened.num_prompt_tokens <= length:
-            raise InvalidArgumentError.of(
-                "num_prompt_tokens", f"{opened.num_prompt_tokens} is outside 1 to {length}"
-            )
-        if not length - opened.num_prompt_tokens < sampling.max_tokens:
-            raise InvalidArgumentError.of("sampling.max_tokens", f"{sampling.max_tokens} are emitted already")
-        if opened.num_prompt_tokens + sampling.max_tokens > self.lm.model.max_length:
-            raise InvalidArgumentError.of(
-                "sampling.max_tokens",
-                f"{sampling.max_tokens} and {opened.num_prompt_tokens} prompt tokens exceed the context of "
-                f"{self.lm.model.max_length}",
-            )
-        if opened.num_prompt_tokens + sampling.max_tokens > self.lm.max_length:
-            raise ResourceExhaustedError(
-                f"{opened.num_prompt_tokens} prompt tokens and {sampling.max_tokens} more never fit into the "
-                f"KV pool of {self.lm.max_length} tokens",
-                reason=Reason.KV_TOO_SMALL,
-            )
-        if not all(0 <= token < self.lm.model.vocab_size for token in opened.token_ids):
-            raise InvalidArgumentError.of("token_ids", f"ids must be below {self.lm.model.vocab_size}")
-
     def _order_verify(self, key: SequenceKey, verify: Verify) -> None:
         sequence = self._known(key)
         if verify.committed_length != sequence.committed_length:
             return  # stale: what it was drafted for has been overtaken
-        if len(verify.drafted) > MAX_DRAFT_TOKENS:
-            raise InvalidArgumentError.of(
-                "verifies.drafted", f"{len(verify.drafted)} drafts, at most {MAX_DRAFT_TOKENS}"
-            )
-        if not all(0 <= token < self.lm.model.vocab_size for token in verify.drafted):
-            raise InvalidArgumentError.of("verifies.drafted", f"ids must be below {self.lm.model.vocab_size}")
-        if verify.q is not None and len(verify.q.sizes) != len(verify.drafted):
-            raise InvalidArgumentError.of(
-                "verifies.q", f"{len(verify.q.sizes)} positions for {len(verify.drafted)} drafts"
-            )
+        check_verify(verify, self.lm.model.vocab_size)
         sequence.verify = verify
         sequence.lease_end = 0
         sequence.ordered_at = self._clock()

@@ -105,6 +105,14 @@ class BlockPool:
             self._block_of[digest] = block
             self._digest_of[block] = digest
 
+    def forget(self, blocks: Iterable[int]) -> None:
+        """Takes blocks out of the prefix cache: what they hold is not to be trusted."""
+        for block in blocks:
+            digest = self._digest_of[block]
+            if digest is not None:
+                del self._block_of[digest]
+                self._digest_of[block] = None
+
     def check_integrity(self, tables: Iterable[Sequence[int]]) -> None:
         """Proves the invariants against the block tables of everyone who holds blocks.
 
@@ -130,9 +138,6 @@ class BlockPool:
 
     def _take(self) -> int:
         block, _ = self._free.popitem(last=False)
-        digest = self._digest_of[block]
-        if digest is not None:
-            del self._block_of[digest]
-            self._digest_of[block] = None
+        self.forget([block])
         self._references[block] = 1
         return block
