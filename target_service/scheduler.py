@@ -58,7 +58,7 @@ class Scheduler:
             if work is not None:
                 planned[sequence] = work
                 budget -= len(work.chunk.token_ids)
-        return list(planned.values())
+        return [self._with_affordable_drafts(work) for work in planned.values()]
 
     def remove(self, sequence: TargetSequence) -> None:
         """Forgets a sequence and gives back its blocks."""
@@ -93,12 +93,12 @@ class Scheduler:
                 return self._prefill(sequence, missing[:size], planned)
         elif not sequence.ready:
             return None
-        drafted = self._affordable(sequence, len(missing))
+        drafted = sequence.drafts()
         if len(missing) + len(drafted) > budget:
             # The last token and its drafts stay together in the next step; the prefill need not wait for
             # them.
             return self._prefill(sequence, missing[: min(budget, len(missing) - 1)], planned)
-        if not self._reserve(sequence, len(missing) + len(drafted), planned):
+        if not self._reserve(sequence, len(missing), planned):
             return None
         return Work(sequence, Chunk(sequence.kv, [*missing, *drafted], len(drafted) + 1), drafted)
 
@@ -109,14 +109,19 @@ class Scheduler:
             return None
         return Work(sequence, Chunk(sequence.kv, token_ids, 0))
 
-    def _affordable(self, sequence: TargetSequence, num_missing: int) -> tuple[int, ...]:
-        """Drafts that fit without taking anybody's blocks: speculation never preempts.
+    def _with_affordable_drafts(self, work: Work) -> Work:
+        """Gives a window's drafts the room that everybody's own tokens leave: speculation never preempts.
 
         Exact under every method: what is cut depends on the pool and on lengths, not on the drafted tokens.
         """
-        kv = sequence.kv
-        room = (len(kv.block_table) + self.pool.num_free) * self.pool.block_size - kv.kv_len - num_missing
-        return sequence.drafts()[: max(room, 0)]
+        kv, own = work.sequence.kv, len(work.chunk.token_ids) - len(work.drafted)
+        held = (len(kv.block_table) + self.pool.num_free) * self.pool.block_size
+        drafted = work.drafted[: held - kv.kv_len - own]
+        kv.reserve(own + len(drafted))
+        if len(drafted) == len(work.drafted):
+            return work
+        token_ids = [*work.chunk.token_ids[:own], *drafted]
+        return Work(work.sequence, Chunk(kv, token_ids, len(drafted) + 1), drafted)
 
     def _reserve(
         self, sequence: TargetSequence, num_tokens: int, planned: dict[TargetSequence, Work]
@@ -152,7 +157,9 @@ class Scheduler:
             if self._prefix_is_being_computed(sequence):
                 kept.append(sequence)
                 continue
-            sequence.num_cached_tokens = sequence.kv.adopt_prefix()
+            found = sequence.kv.adopt_prefix()
+            if not sequence.num_preemptions:
+                sequence.num_cached_tokens = min(found, sequence.opened.num_prompt_tokens)
             if self.running and not self._fits(sequence):
                 sequence.kv.release()
                 kept.append(sequence)
@@ -168,9 +175,11 @@ class Scheduler:
         return fits and len(self.running) < self.limits.max_running
 
     def _fits(self, sequence: TargetSequence) -> bool:
-        """With one block of headroom for each that runs: who is admitted should not be preempted at once."""
-        missing = sequence.kv.blocks_missing(len(sequence.kv.missing))
-        return missing + len(self.running) <= self.pool.num_free
+        """Beside what the running ones still need for their own tokens, with one block of headroom for each:
+        who is admitted should not be preempted at once.
+        """
+        needed = sum(_blocks_missing(other) for other in (*self.running, sequence))
+        return needed + len(self.running) <= self.pool.num_free
 
     def _prefix_is_being_computed(self, sequence: TargetSequence) -> bool:
         """Whether waiting a few steps gives this sequence blocks that another one is computing now."""
@@ -192,3 +201,8 @@ class Scheduler:
             if self._computing.get(digest) is sequence:
                 del self._computing[digest]
         sequence.pending_digests = []
+
+
+def _blocks_missing(sequence: TargetSequence) -> int:
+    """Blocks that its committed tokens need beyond those it holds."""
+    return sequence.kv.blocks_missing(sequence.committed_length - sequence.kv.kv_len)

@@ -107,8 +107,7 @@ def test_prefix_hits_do_not_change_the_output(name: str) -> None:
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_preemption_does_not_change_the_output(name: str) -> None:
-    limits = SchedulerLimits(max_tokens_in_flight=64, prefill_chunk=32)
-    client = Client(make_engine(name, num_blocks=17, limits=limits))
+    client = Client(make_engine(name, num_blocks=22))
     drafter = Drafter(client, generated(name), "half right")
     open_all(client)
     client.run(drafter.any_order)
