@@ -46,7 +46,12 @@ def _plain_model(path: Path) -> Any:
 
 def greedy(path: Path, prompt: Sequence[int], max_tokens: int) -> list[int]:
     """What transformers generates in float32."""
-    ids = torch.tensor([list(prompt)])
+    return list(_greedy(path, tuple(prompt), max_tokens))
+
+
+@cache
+def _greedy(path: Path, prompt: tuple[int, ...], max_tokens: int) -> list[int]:
+    ids = torch.tensor([prompt])
     out = _plain_model(path).generate(
         ids,
         attention_mask=torch.ones_like(ids),
