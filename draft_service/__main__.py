@@ -105,7 +105,7 @@ def warm_up(drafter: ModelDrafter) -> None:
     for number, method in enumerate(Method):
         sampling = SamplingParams(temperature=0.0 if method is Method.GREEDY else 1.0)
         prompt = (0,) * length
-        order = OpenDraft(number, prompt, length, sampling, method, DrafterKind.MODEL)
+        order = OpenDraft(number, prompt, length, sampling, method, DrafterKind.MODEL, cache_salt=b"warm-up")
         sequence = drafter.open(SequenceKey(-1, number), order)
         sequence.propose(Propose(number, length, (), _WARM_UP_DRAFTS))
         while drafter.busy:
