@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import random
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from specdecode.types import (
 from target_service.engine import Engine
 from target_service.scheduler import SchedulerLimits
 from target_service.sequence import SequenceKey, TargetSequence
-from tests.lm.tiny import paged_model
+from tests.lm.tiny import VOCAB_SIZE, paged_model
 
 STREAM = 1
 Order = OpenSequence | Verify | Lease | int
@@ -156,6 +157,44 @@ class Client:
         assert [entry.token_id for entry in result.logprobs] == list(result.token_ids[:wanted])
         if result.finish_reason is FinishReason.STOP:
             assert result.token_ids[-1] in opened.sampling.stop_token_ids
+
+
+class Drafter:
+    """Drafts that are right, half right, wrong or random, made knowing what the target will say.
+
+    Args:
+        texts: what each sequence will be continued with.
+    """
+
+    def __init__(self, client: Client, texts: Mapping[int, Sequence[int]], kind: str = "half right") -> None:
+        self._client = client
+        self._texts = texts
+        self._kind = kind
+        self._random = random.Random(1)
+
+    def verify(self, sequence: int, num_draft_tokens: int) -> Verify:
+        """A round from where the sequence is."""
+        done = len(self._client.tokens(sequence))
+        right = list(self._texts[sequence][done : done + num_draft_tokens])
+        right += [0] * (num_draft_tokens - len(right))
+        return self._client.verify(sequence, *map(self._draft, right))
+
+    def any_order(self, sequence: int) -> Verify | Lease:
+        """A round of some γ, or a lease."""
+        if self._random.random() < 0.25:
+            return self._client.lease(sequence, self._random.randint(1, 4))
+        return self.verify(sequence, self._random.randint(0, 8))
+
+    def _draft(self, right: int) -> int:
+        match self._kind:
+            case "right":
+                return right
+            case "half right":
+                return right if self._random.random() < 0.5 else (right + 1) % VOCAB_SIZE
+            case "wrong":
+                return (right + 1) % VOCAB_SIZE
+            case _:
+                return self._random.randrange(VOCAB_SIZE)
 
 
 def check(engine: Engine) -> None:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import random
 from functools import cache
 from itertools import product
 
 import pytest
 import torch
 
-from specdecode.types import Lease, Verify
 from target_service.scheduler import SchedulerLimits
-from tests.lm.tiny import CONFIGS, VOCAB_SIZE, plain_model, random_prompt
-from tests.target.driver import Client, make_engine, opening
+from tests.lm.tiny import CONFIGS, plain_model, random_prompt
+from tests.target.driver import Client, Drafter, make_engine, opening
 
 NUM_TOKENS = 24
 PROMPT_LENGTHS = (1, 15, 16, 17, 200)
@@ -29,39 +27,6 @@ def generated(name: str) -> list[list[int]]:
     return [text[len(prompt) :] for prompt, text in zip(PROMPTS, texts, strict=True)]
 
 
-class Drafter:
-    """Drafts that are right, half right, wrong or random, knowing what the target will say."""
-
-    def __init__(self, client: Client, reference: list[list[int]], kind: str) -> None:
-        self._client = client
-        self._reference = reference
-        self._kind = kind
-        self._random = random.Random(1)
-
-    def verify(self, sequence: int, num_draft_tokens: int) -> Verify:
-        done = len(self._client.tokens(sequence))
-        right = self._reference[sequence % len(PROMPTS)][done : done + num_draft_tokens]
-        right += [0] * (num_draft_tokens - len(right))
-        return self._client.verify(sequence, *map(self._draft, right))
-
-    def any_order(self, sequence: int) -> Verify | Lease:
-        """A round of some γ, or a lease."""
-        if self._random.random() < 0.25:
-            return self._client.lease(sequence, self._random.randint(1, 4))
-        return self.verify(sequence, self._random.randint(0, 8))
-
-    def _draft(self, right: int) -> int:
-        match self._kind:
-            case "right":
-                return right
-            case "half right":
-                return right if self._random.random() < 0.5 else (right + 1) % VOCAB_SIZE
-            case "wrong":
-                return (right + 1) % VOCAB_SIZE
-            case _:
-                return self._random.randrange(VOCAB_SIZE)
-
-
 def open_all(client: Client, first: int = 0) -> list[int]:
     """Opens every prompt, numbered from `first` on."""
     client.send(*(opening(first + i, prompt, max_tokens=NUM_TOKENS) for i, prompt in enumerate(PROMPTS)))
@@ -76,7 +41,7 @@ def outputs(client: Client, first: int = 0) -> list[list[int]]:
 @pytest.mark.parametrize("name", CONFIGS)
 def test_output_is_that_of_generate(name: str, kind: str, num_draft_tokens: int) -> None:
     client = Client(make_engine(name))
-    drafter = Drafter(client, generated(name), kind)
+    drafter = Drafter(client, dict(enumerate(generated(name))), kind)
     open_all(client)
     client.run(lambda sequence: drafter.verify(sequence, num_draft_tokens))
     assert outputs(client) == generated(name)
@@ -96,7 +61,7 @@ def test_leases_give_the_output_of_generate(name: str) -> None:
 @pytest.mark.parametrize("name", CONFIGS)
 def test_prefix_hits_do_not_change_the_output(name: str) -> None:
     client = Client(make_engine(name))
-    drafter = Drafter(client, generated(name), "half right")
+    drafter = Drafter(client, dict(enumerate(2 * generated(name))), "half right")
     for first in (0, len(PROMPTS)):
         open_all(client, first)
         client.run(drafter.any_order)
@@ -108,7 +73,7 @@ def test_prefix_hits_do_not_change_the_output(name: str) -> None:
 @pytest.mark.parametrize("name", CONFIGS)
 def test_preemption_does_not_change_the_output(name: str) -> None:
     client = Client(make_engine(name, num_blocks=22))
-    drafter = Drafter(client, generated(name), "half right")
+    drafter = Drafter(client, dict(enumerate(generated(name))), "half right")
     open_all(client)
     client.run(drafter.any_order)
     assert outputs(client) == generated(name)
@@ -119,7 +84,7 @@ def test_preemption_does_not_change_the_output(name: str) -> None:
 def test_a_tiny_budget_does_not_change_the_output(name: str) -> None:
     limits = SchedulerLimits(max_running=4, max_tokens_in_flight=33, prefill_chunk=7)
     client = Client(make_engine(name, limits=limits))
-    drafter = Drafter(client, generated(name), "random")
+    drafter = Drafter(client, dict(enumerate(generated(name))), "random")
     open_all(client)
     client.run(drafter.any_order)
     assert outputs(client) == generated(name)
