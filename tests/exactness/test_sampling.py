@@ -423,7 +423,7 @@ class TestInverseCdf:
     p = torch.tensor([[0.0, 0.25, 0.0, 0.5, 0.25, 0.0]])
 
     @pytest.mark.parametrize(
-        ("u", "token"), [(0.0, 1), (0.2499, 1), (0.25, 3), (0.7499, 3), (0.75, 4), (1 - 2**-53, 4)]
+        ("u", "token"), [(0.0, 1), (0.2499, 1), (0.25, 3), (0.7499, 3), (0.75, 4), (1 - 2**-53, 4), (1.0, 4)]
     )
     def test_cuts_at_the_cumulative_sums(self, u: float, token: int) -> None:
         assert inverse_cdf(self.p, torch.tensor([u], dtype=torch.float64)).tolist() == [token]
