@@ -23,13 +23,16 @@ from benchmarks.prompts import PromptKind, prompts_of
 from benchmarks.results import QUICK_RESULTS, RESULTS, Bar, Estimate, begin, rate_of
 from benchmarks.schedule import Display, Step
 from specdecode import models, tokenizer
+from specdecode.errors import SpecdecodeError
 from specdecode.types import DecodeFrame, Lease, SamplingParams, StepResult, Verify
 from target_service.engine import Engine
 from target_service.sequence import SequenceKey
 
 NUM_TOP = 2
-MAX_FLIP_MARGIN = 0.5
-"""Nats between the reference's best two tokens: a flip beyond is no matter of last bits."""
+MAX_FLIP_MARGIN = 1.0
+"""Nats between the reference's best two tokens: a flip beyond is no matter of last bits (logits of 16 to 32 have
+steps of 1/8 in bfloat16, and rounding adds up over the layers to a few).
+"""
 
 
 @dataclass(frozen=True)
@@ -318,9 +321,15 @@ def main() -> int:
     options, directory = parse_options()
     session = begin("bf16_identity", asdict(options))
     with Display[Piece](time.monotonic) as display:
-        display.say("Loading the model")
-        engine = build_engine(options.model, options.device, options.dtype, options.threads)
-        found = measure(engine, options, display)
+        try:
+            display.say("Loading the model")
+            engine = build_engine(options.model, options.device, options.dtype, options.threads)
+            found = measure(engine, options, display)
+        except SpecdecodeError as error:
+            print(error, file=sys.stderr)
+            return 1
+        except KeyboardInterrupt:
+            return 130
     path = session.write(
         directory,
         found.runs(),
@@ -328,7 +337,7 @@ def main() -> int:
         found.bars(),
         lambda png: draw_panels(
             png,
-            f"{options.model}, {options.dtype}: greedy tokens that depend on the shape of the forward",
+            f"{options.model}, {options.dtype}: greedy tokens unlike those of single steps",
             [[found.panel()]],
             y_label="per 1,000 tokens",
             x_label=f"drafts in a window; {found.num_tokens} tokens each, 95 % intervals",

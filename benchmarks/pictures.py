@@ -39,12 +39,14 @@ def draw_panels(
     y_label: str,
     x_label: str = "",
     value_format: str = "{:.0f}",
+    first: Sequence[str] = (),
 ) -> None:
-    """Rows of panels; one legend for all series."""
+    """Rows of panels; one legend for all series, `first` ones first."""
     rows, columns = len(panels), max(len(row) for row in panels)
-    series = list(dict.fromkeys(s for row in panels for p in row for g in p.groups.values() for s in g))
+    present = [s for row in panels for panel in row for group in panel.groups.values() for s in group]
+    series = list(dict.fromkeys([*(s for s in first if s in present), *present]))
     colours = {name: COLOURS[index % len(COLOURS)] for index, name in enumerate(series)}
-    width = max(3.4 * columns, 6.5)
+    width = max(3.4 * columns, 7.5)
     figure, axes = plt.subplots(
         rows, columns, figsize=(width, 3.1 * rows + 1.0), squeeze=False, layout="constrained"
     )
@@ -65,14 +67,13 @@ def draw_panels(
 
 
 def _draw_panel(axis: Axes, panel: Panel, colours: Mapping[str, str], value_format: str) -> None:
-    present = [name for name in colours if any(name in group for group in panel.groups.values())]
-    width = 0.8 / len(present)
+    width = 0.8 / max(map(len, panel.groups.values()))
     top = max(e.high for group in panel.groups.values() for e in group.values())
     for index, group in enumerate(panel.groups.values()):
+        present = [name for name in colours if name in group]
         for offset, name in enumerate(present):
-            if name in group:
-                x = index + (offset - (len(present) - 1) / 2) * width
-                _draw_bar(axis, x, width * 0.94, group[name], colours[name], value_format, top)
+            x = index + (offset - (len(present) - 1) / 2) * width
+            _draw_bar(axis, x, width * 0.94, group[name], colours[name], value_format, top)
     axis.set_xticks(range(len(panel.groups)), list(panel.groups))
     axis.tick_params(axis="x", length=0)
     axis.set_title(panel.title, fontsize=10)

@@ -26,6 +26,7 @@ from benchmarks.results import QUICK_RESULTS, RESULTS, begin
 from benchmarks.schedule import Display, Step
 from benchmarks.throughput_figures import Configuration, Options, Run, Summary, bars_of
 from specdecode import models, tokenizer
+from specdecode.errors import SpecdecodeError
 
 WARM_UP_TOKENS = 24
 NUM_DRAFT_TOKENS = 4
@@ -52,6 +53,7 @@ class Bench:
 
     def __init__(self, options: Options, stack: ExitStack, logs: Path) -> None:
         self._options = options
+        self._tokenizer = tokenizer.load_tokenizer(models.resolve(options.model))
         model = ["--model", options.model, "--device", options.device, "--dtype", options.dtype]
         in_worker = [*model, "--threads", str(options.threads)]
         service = ["--device", options.device, "--dtype", options.dtype, "--num-blocks", str(NUM_BLOCKS)]
@@ -69,7 +71,6 @@ class Bench:
             Configuration.OFF: client,
             Configuration.NGRAM: client,
         }
-        self._tokenizer = tokenizer.load_tokenizer(models.resolve(options.model))
 
     def _worker(self, name: str, arguments: list[str], stack: ExitStack, logs: Path) -> Worker:
         worker = Worker(name, arguments, logs, self._options.threads)
@@ -249,9 +250,11 @@ def main() -> int:
             bench = Bench(options, stack, Path(logs))
             measured = measure(bench, options, display)
             memory = {process.name: process.peak_rss_mib() for process in bench.processes}
-        except ProcessFailedError as error:
+        except (ProcessFailedError, SpecdecodeError) as error:
             print(error, file=sys.stderr)
             return 1
+        except KeyboardInterrupt:
+            return 130
     summary = Summary(measured.runs, options)
     bars = bars_of(summary, measured.runs, measured.kv_waste, options)
     path = session.write(
@@ -268,6 +271,7 @@ def main() -> int:
             f"{options.model}, {options.dtype}, {options.max_tokens} tokens a text, median and 95 % interval",
             summary.panels(),
             y_label="tokens a second",
+            first=tuple(Configuration),
         ),
     )
     print(f"written: {path}")
