@@ -30,8 +30,8 @@ from target_service.sequence import SequenceKey
 
 NUM_TOP = 2
 MAX_FLIP_MARGIN = 1.0
-"""Nats between the reference's best two tokens: a flip beyond is no matter of last bits (logits of 16 to 32 have
-steps of 1/8 in bfloat16, and rounding adds up over the layers to a few).
+"""Nats between the reference's best two tokens: a flip beyond is no matter of last bits. Logits of 16 to 32
+have steps of 1/8 in bfloat16, and rounding adds up over the layers to a few of them.
 """
 
 
