@@ -159,6 +159,12 @@ class TestTruncation:
     def test_top_k_keeps_the_k_best_renormalised(self) -> None:
         assert p_of(logs(0.1, 0.4, 0.3, 0.2), Params(top_k=2)) == pytest.approx([0, 4 / 7, 3 / 7, 0])
 
+    def test_top_k_alone_keeps_all_k_however_small(self) -> None:
+        """Float32 may sum to more than 1 before the last token: that is not top-p reached."""
+        logits = 6 * torch.randn(300, 200, generator=torch.Generator().manual_seed(0))
+        p = probabilities(logits, [window(Params(top_k=20))] * 300)
+        assert (p > 0).sum(dim=1).eq(20).all()
+
     @pytest.mark.parametrize("top_k", [0, 4, 5])
     def test_top_k_off_or_above_the_vocabulary_keeps_all(self, top_k: int) -> None:
         assert p_of(logs(0.1, 0.4, 0.3, 0.2), Params(top_k=top_k)) == pytest.approx([0.1, 0.4, 0.3, 0.2])
