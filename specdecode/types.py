@@ -1,9 +1,9 @@
 """The nouns that services exchange, as frozen dataclasses; `specdecode.wire` is where they meet protobuf.
 
-Words (the field's): p is the target's and q the draft's distribution at one position after all sampling transforms;
-a round is one draft of γ tokens (maybe none) and one verification; every verification adds one token of the target's
-own: the bonus after γ accepted drafts, else the one recovered from the residual. Token ids are ints; probabilities
-are floats; times are seconds.
+Words (the field's): p is the target's and q the draft's distribution at one position after all sampling
+transforms; a round is one draft of γ tokens (maybe none) and one verification; every verification adds one
+token of the target's own: the bonus after γ accepted drafts, else the one recovered from the residual. Token
+ids are ints; probabilities are floats; times are seconds.
 """
 
 from __future__ import annotations
@@ -56,11 +56,13 @@ class DrafterKind(Enum):
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """What turns logits into p, and when a sequence ends; the same object on the target's and the draft's side.
+    """What turns logits into p, and when a sequence ends; the same object on the target's and the draft's
+    side.
 
-    Transforms apply in the order of the fields up to `min_p` (see `specdecode.sampling`). `temperature` 0 is greedy;
-    `top_k` 0, `top_p` 1 and `min_p` 0 are off; `repetition_penalty` 1 and the other penalties 0 are off.
-    `logprobs` is the number of top alternatives reported beside each emitted token, None for no logprobs at all.
+    Transforms apply in the order of the fields up to `min_p` (see `specdecode.sampling`). `temperature` 0 is
+    greedy; `top_k` 0, `top_p` 1 and `min_p` 0 are off; `repetition_penalty` 1 and the other penalties 0 are
+    off. `logprobs` is the number of top alternatives reported beside each emitted token, None for no logprobs
+    at all.
     """
 
     repetition_penalty: float = 1.0
@@ -76,7 +78,9 @@ class SamplingParams:
     max_tokens: int = 16
     min_tokens: int = 0
     stop_token_ids: tuple[int, ...] = ()
-    """All ids that end the sequence: end-of-sequence ids of the model (unless ignored) and the request's own."""
+    """All ids that end the sequence: end-of-sequence ids of the model (unless ignored) and the request's
+    own.
+    """
     logprobs: int | None = None
 
     @property
@@ -104,8 +108,8 @@ class SparseDistributions:
 class OpenSequence:
     """Start (or, with output so far in `token_ids`, continue) a sequence on a replica.
 
-    `token_ids` are the committed tokens: prompt, then output. Nothing is emitted for an Open alone: KV of all but the
-    last token is computed, and a Verify or Lease (in the same frame or later) runs the last one.
+    `token_ids` are the committed tokens: prompt, then output. Nothing is emitted for an Open alone: KV of all
+    but the last token is computed, and a Verify or Lease (in the same frame or later) runs the last one.
     """
 
     sequence: int
@@ -184,8 +188,9 @@ class StepTimes:
 class StepResult:
     """What one step did for one sequence.
 
-    `tested[i]` is the probability (a count under greedy and coupled) that draft position i was reached, `passed[i]`
-    that it was reached and accepted, given the drafted prefix; α_i is estimated by Σ passed[i] / Σ tested[i].
+    `tested[i]` is the probability (a count under greedy and coupled) that draft position i was reached,
+    `passed[i]` that it was reached and accepted, given the drafted prefix; α_i is estimated by Σ passed[i] /
+    Σ tested[i].
     """
 
     sequence: int

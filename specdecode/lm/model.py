@@ -13,6 +13,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
 from transformers.masking_utils import AttentionMaskInterface
+from transformers.utils.logging import disable_progress_bar
 
 from specdecode.errors import FailedPreconditionError
 from specdecode.lm.attention import ATTENTION_NAME, LayerShape, register_attention
@@ -81,6 +82,7 @@ def load_model(path: Path | str, dtype: torch.dtype | str, device: torch.device 
         FailedPreconditionError: the directory holds no such model, or an architecture that paged attention
             can't serve; the reason says which.
     """
+    disable_progress_bar()  # it would tear the services' logs
     try:
         config = AutoConfig.from_pretrained(path)
         module, loaded = AutoModelForCausalLM.from_pretrained(
