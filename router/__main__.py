@@ -30,7 +30,12 @@ async def start(settings: RouterSettings) -> Running:
     RouterFront(router).register(server.grpc)
     port = await server.start(settings.host, settings.port)
     logger.info("waiting for a target: %s", ", ".join(settings.targets))
-    watched = await router.start()
+    try:
+        watched = await router.start()
+    except BaseException:
+        await router.stop()
+        await server.drain(None)
+        raise
     health.begin()
     logger.info("serving %s on %s:%d", settings.model, settings.host, port)
     return Running(server, on_stopped=router.stop, watched=watched)

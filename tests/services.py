@@ -313,7 +313,7 @@ class Services:
 async def refusal(call: Any) -> grpc.aio.AioRpcError:
     """The error that ends a call."""
     try:
-        async for _ in call:
+        while await call.read() is not grpc.aio.EOF:
             pass
     except grpc.aio.AioRpcError as error:
         return error
