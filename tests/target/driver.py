@@ -71,7 +71,6 @@ class Client:
 
     Attributes:
         results: everything that came, by sequence.
-        prompts: prompt lengths of what was opened.
     """
 
     def __init__(self, engine: Engine, stream: int = STREAM) -> None:
@@ -108,12 +107,16 @@ class Client:
     def run(self, order: Callable[[int], Verify | Lease], max_steps: int = 3000) -> None:
         """Orders for every due sequence and steps until all have ended."""
         for _ in range(max_steps):
-            due = [n for n in self._opened if not self.ended(n) and not self.state(n).ready]
-            self.send(*(order(n) for n in due))
+            self.send(*(order(n) for n in self.open if not self.state(n).ready))
             self.step()
-            if all(self.ended(sequence) for sequence in self._opened):
+            if not self.open:
                 return
         raise AssertionError(f"not done after {max_steps} steps")
+
+    @property
+    def open(self) -> list[int]:
+        """Sequences that the engine knows."""
+        return [key.sequence for key in self.engine.sequences if key.stream == self.stream]
 
     def lease(self, sequence: int, num_tokens: int) -> Lease:
         """A lease from where the sequence is."""
