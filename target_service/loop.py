@@ -40,7 +40,9 @@ class StepClock:
         self._awaited: set[SequenceKey] = set()
 
     def ended(self, outcome: StepOutcome, now: float) -> None:
-        """Notes a step: who is due now may be drafting."""
+        """Notes a step: who is due now may be drafting. One that only gave notices changes nothing."""
+        if not outcome.load.tokens_in_flight:
+            return
         seconds = outcome.load.step_seconds
         self._step_seconds += (seconds - self._step_seconds) * (_SMOOTHING if self._step_seconds else 1.0)
         self._ended_at = now
@@ -57,7 +59,8 @@ class StepClock:
         if not drafting:
             return 0.0
         longest = min(drafting / max(ready, 1), _PATIENCE_STEPS) * self._step_seconds
-        return self._ended_at + longest - now
+        # A clock that is set back must not stretch the wait.
+        return longest - max(now - self._ended_at, 0.0)
 
 
 class EngineLoop:
@@ -175,12 +178,13 @@ class EngineLoop:
             return self._engine.step()
 
     def _apply(self, stream: int, frame: DecodeFrame) -> None:
-        if stream not in self._streams:
+        deliver = self._streams.get(stream)
+        if deliver is None:
             return
         if self._draining and frame.opens:
             error = UnavailableError("the replica is draining", reason=Reason.DRAINING, retry_after=1.0)
             refused = tuple(StepResult(o.sequence, len(o.token_ids), error=error) for o in frame.opens)
-            self._streams[stream](StepFrame(0, self._engine.load, refused))
+            deliver(StepFrame(0, self._engine.load, refused))
             gone = {opened.sequence for opened in frame.opens}
             frame = DecodeFrame(
                 verifies=tuple(v for v in frame.verifies if v.sequence not in gone),
@@ -190,7 +194,7 @@ class EngineLoop:
         self._engine.apply(stream, frame)
         if self._draining and frame.closes:
             # Nothing else would tell the stream that its last sequence is gone.
-            self._streams[stream](StepFrame(0, self._engine.load))
+            deliver(StepFrame(0, self._engine.load))
 
     def _deliver(self, outcome: StepOutcome) -> None:
         results: dict[int, list[StepResult]] = {}
