@@ -61,8 +61,7 @@ class StepCosts:
         token_seconds: b, for one token in flight that needs logits.
         cached_token_seconds: c, for one cached token attended to.
         overhead_seconds: spent in every step outside the forward; no part of the ridge.
-        row_seconds: what a token that needs no logits (prefill) saves; at most b. A step never takes less
-            than one of its rows alone.
+        prefill_share: what a token that needs no logits costs of one that does, in [0, 1].
         tokens: [P] measured tokens in flight, rising; empty: the fit alone.
         seconds: [P] step time at those with every token needing logits and nothing cached; never falling.
         buckets: sizes that the engine pads a step to, rising; empty: none.
@@ -73,19 +72,19 @@ class StepCosts:
     token_seconds: float
     cached_token_seconds: float = 0.0
     overhead_seconds: float = 0.0
-    row_seconds: float = 0.0
+    prefill_share: float = 1.0
     tokens: tuple[int, ...] = ()
     seconds: tuple[float, ...] = ()
     buckets: tuple[int, ...] = ()
     residual: float = 0.0
 
     def __post_init__(self) -> None:
-        _check_at_least_zero(self, "token_seconds", "cached_token_seconds", "overhead_seconds", "row_seconds")
-        _check_at_least_zero(self, "base_seconds", "residual")
+        parts = ("base_seconds", "token_seconds", "cached_token_seconds", "overhead_seconds", "residual")
+        _check_at_least_zero(self, *parts)
         if self.base_seconds + self.token_seconds <= 0:
             raise InvalidArgumentError.of("base_seconds", "a step must take more than 0 seconds")
-        if self.row_seconds > self.token_seconds:
-            raise InvalidArgumentError.of("row_seconds", "must be at most token_seconds")
+        if not 0 <= self.prefill_share <= 1:
+            raise InvalidArgumentError.of("prefill_share", f"{self.prefill_share} is outside [0, 1]")
         if len(self.tokens) != len(self.seconds):
             raise InvalidArgumentError.of(
                 "seconds", f"{len(self.seconds)} times for {len(self.tokens)} sizes"
@@ -118,7 +117,7 @@ class StepCosts:
             base_seconds=float(base),
             token_seconds=float(row),
             cached_token_seconds=float(per_cached),
-            row_seconds=float(row - hidden),
+            prefill_share=float(hidden / row) if row else 1.0,
             tokens=tuple(int(size) for size in sizes),
             seconds=tuple(float(value) for value in _never_falling(medians)),
             buckets=buckets,
@@ -142,9 +141,9 @@ class StepCosts:
         """
         counts = np.asarray(tokens, dtype=np.float64)
         seconds = self._with_logits(counts)
-        if rows is not None and self.row_seconds:
-            needed = np.asarray(rows, dtype=np.float64)
-            seconds = np.maximum(seconds - self.row_seconds * (counts - needed), self._with_logits(needed))
+        if rows is not None and self.prefill_share < 1:
+            alone = self._with_logits(np.asarray(rows, dtype=np.float64))
+            seconds = alone + self.prefill_share * (seconds - alone)
         return np.asarray(seconds + self.cached_token_seconds * cached_tokens)
 
     def step(self, tokens: int, rows: int | None = None, cached_tokens: float = 0) -> float:

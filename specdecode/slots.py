@@ -242,21 +242,21 @@ def best_lengths(
         return None
     priced = value - slope * np.arange(value.shape[1])
     best = priced.max(axis=1)
-    slack = float(best.sum() + (slope * counts + rest[counts]).max() - threshold)
+    slack = max(0.0, float(best.sum() + (slope * counts + rest[counts]).max() - threshold))
     kept = best[:, None] - priced <= slack
     is_settled = kept.sum(axis=1) == 1
     lengths: Ints = priced.argmax(axis=1)
     start = int(lengths[is_settled].sum())
-    if start >= len(rest):
+    rest = rest[start:]
+    if not rest.size:
         return None
-    table = np.full(len(rest), NEVER)
-    table[start] = value[is_settled, lengths[is_settled]].sum()
     unsettled = np.flatnonzero(~is_settled)
+    table = np.array([float(value[is_settled, lengths[is_settled]].sum())])
     picks = []
-    for index in unsettled:
-        table, pick = _with_sequence(table, value[index], np.flatnonzero(kept[index]))
+    for index in unsettled.tolist():
+        table, pick = _with_sequence(table, value[index].tolist(), np.flatnonzero(kept[index]).tolist())
         picks.append(pick)
-    total = table + rest
+    total = table[: len(rest)] + rest[: len(table)]
     count = int(total.argmax())
     if total[count] <= threshold:
         return None
@@ -266,12 +266,23 @@ def best_lengths(
     return lengths
 
 
-def _with_sequence(table: Floats, value: Floats, options: Ints) -> tuple[Floats, Ints]:
-    """Best value by number of slots with one sequence more, and the length it takes there: [M + 1] each."""
-    extended, pick = np.full(len(table), NEVER), np.zeros(len(table), dtype=np.int64)
-    for length in options[options < len(table)]:
-        reached = table[: len(table) - length] + value[length]
-        better = reached > extended[length:]
-        extended[length:][better] = reached[better]
-        pick[length:][better] = length
+def _with_sequence(table: Floats, value: list[float], options: list[int]) -> tuple[Floats, Ints]:
+    """Best value by number of slots with one sequence more, and the length it takes there.
+
+    Args:
+        table: [m] before.
+        value: [K + 1] of the sequence.
+        options: lengths it may take, rising.
+
+    Returns:
+        Both of [m + its longest].
+    """
+    size = len(table)
+    extended = np.full(size + options[-1], NEVER)
+    pick = np.zeros(size + options[-1], dtype=np.int64)
+    for length in options:
+        reached = table + value[length]
+        better = reached > extended[length : length + size]
+        np.copyto(extended[length : length + size], reached, where=better)
+        np.copyto(pick[length : length + size], length, where=better)
     return extended, pick
