@@ -34,16 +34,18 @@ from specdecode.types import DrafterKind
 
 DRAFT_MODEL = f"{DEFAULT_MODEL}-draft"
 _TIMEOUT_SECONDS = 300.0
+_CONNECT_SECONDS = 30.0
+_POLL_SECONDS = 0.05
 _LOG_LINES = 30
 
 _COPIED = """\
-def test_addition():
-    assert calculate("1 + 2") == 3
-    assert calculate("2 + 2") == 4
-    assert calculate("3 + 2") == 5
+The first version of the text:
 
-def test_subtraction():
-    assert calculate("1 - 2") == -1
+The lighthouse stands on a narrow rock, an hour by boat from the village. Its keeper climbs the stairs each \
+evening, lights the lamp, and writes the weather into a book with a blue cover.
+
+The second version of the text, copied without changes:
+
 """
 
 
@@ -67,19 +69,19 @@ CASES = (
     Case(
         "copy-heavy, temperature 0, n-gram drafter",
         TextPrompt(_COPIED),
-        SamplingOptions(temperature=0.0, max_tokens=80),
+        SamplingOptions(temperature=0.0, max_tokens=72),
         SpeculationOptions(num_draft_tokens=6, drafter=DrafterKind.NGRAM),
     ),
     Case(
         "chat, temperature 0, model drafter",
-        ChatPrompt((("user", "Explain in two sentences why the sky is blue."),)),
-        SamplingOptions(temperature=0.0, max_tokens=64),
+        ChatPrompt((("user", "Write a short poem about the sea."),)),
+        SamplingOptions(temperature=0.0, max_tokens=48),
         SpeculationOptions(num_draft_tokens=3, drafter=DrafterKind.MODEL),
     ),
     Case(
         "sampled, temperature 0.8, seed 7, model drafter",
-        ChatPrompt((("user", "Write the first sentences of a story about a lighthouse."),)),
-        SamplingOptions(temperature=0.8, seed=7, max_tokens=64),
+        ChatPrompt((("user", "Write a short poem about a lighthouse."),)),
+        SamplingOptions(temperature=0.8, seed=7, max_tokens=48),
         SpeculationOptions(num_draft_tokens=3, drafter=DrafterKind.MODEL),
     ),
 )
@@ -166,6 +168,7 @@ async def _show_cases(stack: Stack) -> bool:
         with show.OUT.status("starting target, draft and router"):
             await stack.serving(_report)
         async with await RouterClient.open(stack.children[-1].service.address) as client:
+            await _connected(client)
             for number, case in enumerate(CASES, start=1):
                 show.OUT.print(Rule(f"{number} of {len(CASES)}: {case.title}", align="left"))
                 verdicts.append(await _show_case(client, case))
@@ -174,6 +177,16 @@ async def _show_cases(stack: Stack) -> bool:
         ended = next(child for child in stack.children if child.ended)
         raise UnavailableError(f"{ended.service.name} {ended.how_it_ended}")
     return all(verdicts)
+
+
+async def _connected(client: RouterClient) -> None:
+    """Until the router, which serves as soon as it has a target, has its draft service too."""
+    async with asyncio.timeout(_CONNECT_SECONDS):
+        while True:
+            status = await client.get_status()
+            if all(draft.connected for draft in status.drafts):
+                return
+            await asyncio.sleep(_POLL_SECONDS)
 
 
 def _report(service: Service, seconds: float) -> None:

@@ -128,8 +128,16 @@ def _is_temperature(value: float) -> bool:
     return value == 0 or MIN_TEMPERATURE <= value <= MAX_TEMPERATURE
 
 
+def _is_stop(text: str) -> bool:
+    return 1 <= len(text) <= MAX_STOP_CHARACTERS
+
+
+def _is_id(value: int) -> bool:
+    return 0 <= value <= _MAX_UINT32
+
+
 def _is_bias(value: TokenBias) -> bool:
-    return 0 <= value.token_id <= _MAX_UINT32 and -MAX_BIAS <= value.bias <= MAX_BIAS
+    return _is_id(value.token_id) and -MAX_BIAS <= value.bias <= MAX_BIAS
 
 
 @dataclass(frozen=True)
@@ -193,7 +201,7 @@ class SamplingFlags:
         list[str] | None,
         typer.Option(
             help=f"Ends the text before this string; {_STOP_LENGTHS}; up to {MAX_STOPS} times",
-            parser=checked(str, lambda text: 1 <= len(text) <= MAX_STOP_CHARACTERS, _STOP_LENGTHS),
+            parser=checked(str, _is_stop, _STOP_LENGTHS),
             metavar="TEXT",
             show_default="none",
         ),
@@ -202,7 +210,7 @@ class SamplingFlags:
         list[int] | None,
         typer.Option(
             help=f"Ends the text with this token; {_IDS}; up to {MAX_STOP_TOKEN_IDS} times",
-            parser=checked(int, lambda token_id: 0 <= token_id <= _MAX_UINT32, _IDS),
+            parser=checked(int, _is_id, _IDS),
             metavar="ID",
             show_default="the model's own",
         ),

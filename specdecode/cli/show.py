@@ -52,7 +52,7 @@ def complain(error: SpecdecodeError) -> None:
     """An error as its message, with the fields that the message does not name."""
     ERR.print(Text.assemble(("error: ", "bold red"), error.message), soft_wrap=True)
     for violation in error.violations:
-        if violation.field not in error.message:
+        if f"{violation.field}:" not in error.message:
             note(f"  {violation.field}: {violation.description}", "")
     if error.retry_after is not None:
         note(f"  trying again may help after {error.retry_after:g} s", "")
@@ -85,22 +85,21 @@ def end_of(completion: Completion) -> str:
     return "" if completion.finish_reason is None else f"ended by {completion.finish_reason.value}"
 
 
-def table(*columns: tuple[str, str], title: str | None = None) -> Table:
+def table(*columns: tuple[str, str]) -> Table:
     """A table without frames; columns are (title, justification)."""
-    shown = Table(box=box.SIMPLE_HEAD, header_style="bold", title=title, title_justify="left", pad_edge=False)
+    shown = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False, collapse_padding=True)
     for name, justify in columns:
         shown.add_column(name, justify=justify, no_wrap=justify == "right")  # type: ignore[arg-type]
     return shown
 
 
 def rounds_table(rounds: Sequence[RoundRecord]) -> Table:
-    """One row a round; rounds in a row that drafted nothing, for the same reason, share one."""
-    names = ("round", "drafted", "accepted", "emitted")
+    """One row a round, times in ms; rounds in a row that had no drafts, for the same reason, share one."""
     shown = table(
-        *((name, "right") for name in names),
-        ("last token", "left"),
-        *((name, "right") for name in ("ms", "draft ms", "target ms")),
-        ("why", "left"),
+        *((name, "right") for name in ("round", "drafted", "accepted")),
+        ("added", "left"),
+        *((name, "right") for name in ("ms", "draft", "target")),
+        ("drafter", "left"),
     )
     for _, group in groupby(enumerate(rounds), key=_row_key):
         shown.add_row(*_row([record for _, record in group]))
@@ -112,20 +111,20 @@ def _row_key(numbered: tuple[int, RoundRecord]) -> tuple[int, str]:
     return (number, "") if record.num_drafted else (-1, record.reason)
 
 
-def _row(rounds: Sequence[RoundRecord]) -> list[str]:
+def _row(rounds: Sequence[RoundRecord]) -> list[str | Text]:
     first, last = rounds[0], rounds[-1]
-    drafted = sum(record.num_drafted for record in rounds)
-    drafter = f"{last.drafter.value} " if last.drafter and drafted else ""
+    origin = last.last_origin.value
+    reason = Text(last.reason.replace("_", " "), "dim")
+    drafted = last.num_drafted > 0
     return [
         str(first.index) if first is last else f"{first.index}-{last.index}",
-        str(drafted) if drafted else "-",
-        str(sum(record.num_accepted for record in rounds)) if drafted else "-",
-        str(sum(record.num_emitted for record in rounds)),
-        last.last_origin.value,
+        str(last.num_drafted) if drafted else "-",
+        str(last.num_accepted) if drafted else "-",
+        origin if first is last else f"{len(rounds)} {origin}",
         _milliseconds(record.seconds for record in rounds),
         _milliseconds(record.draft_seconds for record in rounds) if drafted else "-",
         _milliseconds(record.times.step for record in rounds),
-        f"{drafter}{last.reason}",
+        last.drafter.value if last.drafter and drafted else reason,
     ]
 
 

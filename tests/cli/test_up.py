@@ -1,0 +1,119 @@
+"""`specdecode up`: three processes that live and end together, whatever ends them."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.cli.running import (
+    DEADLINE,
+    PROGRAM,
+    address_of,
+    are_gone,
+    environment,
+    program,
+    up_arguments,
+    wait_until_gone,
+)
+
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc"),
+    pytest.mark.timeout(3 * DEADLINE),
+]
+
+SERVICES = {"target_service", "draft_service", "router"}
+
+
+@contextmanager
+def asking(address: str, max_tokens: int) -> Iterator[subprocess.Popen[bytes]]:
+    """A client whose text has begun to come."""
+    options = ["--ignore-eos", "--temperature=0", f"--max-tokens={max_tokens}", f"--address={address}"]
+    command = [*PROGRAM, "generate", "the quick brown fox", *options]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment()
+    ) as client:
+        assert client.stdout is not None
+        assert client.stdout.read(1)
+        yield client
+
+
+def test_interrupt_finishes_what_runs_and_leaves_nothing(model: Path) -> None:
+    with program(*up_arguments(model)) as up:
+        with asking(address_of(up), max_tokens=1000) as client:
+            children = up.children()
+            assert set(children) == SERVICES
+            up.signal(signal.SIGINT)
+            _, told = client.communicate(timeout=DEADLINE)
+        assert b"1000 tokens" in told
+        assert client.returncode == 0
+        assert up.end() == 0
+    assert are_gone(children.values())
+    ends = [line.split()[0] for line in up.lines if line.endswith(" stopped")]
+    assert ends == ["router", "draft", "target"]
+
+
+def test_a_second_interrupt_ends_at_once(model: Path) -> None:
+    with program(*up_arguments(model)) as up:
+        with asking(address_of(up), max_tokens=4000) as client:
+            children = up.children()
+            up.signal(signal.SIGINT)
+            up.wait_for("^stopping")
+            up.signal(signal.SIGINT)
+            _, told = client.communicate(timeout=DEADLINE)
+        assert client.returncode == 1
+        assert told.startswith(b"error: ")
+        assert up.end() == 1
+    assert are_gone(children.values())
+
+
+def test_when_a_service_dies_the_others_are_ended_and_it_is_named(model: Path) -> None:
+    with program(*up_arguments(model)) as up:
+        address_of(up)
+        children = up.children()
+        subprocess.run(["kill", "-KILL", str(children["draft_service"])], check=True)
+        assert up.end() == 1
+    assert are_gone(children.values())
+    assert "draft was killed by SIGKILL; stopping the others" in up.output
+    assert "nothing is left running" in up.output
+
+
+def test_a_service_that_cannot_start_ends_all(model: Path, tmp_path: Path) -> None:
+    with program(*up_arguments(model, f"--draft-model={tmp_path}")) as up:
+        up.wait_for(r"draft ended with exit code 1; stopping the others")
+        children = up.children()
+        assert up.end() == 1
+    assert are_gone(children.values())
+    assert f"{tmp_path} holds no model" in up.output
+
+
+def test_a_killed_parent_leaves_no_child(model: Path) -> None:
+    with program(*up_arguments(model)) as up:
+        up.wait_for("router .*waiting for a target")  # long before all serve
+        children = up.children()
+        assert set(children) == SERVICES
+        up.signal(signal.SIGKILL)
+        wait_until_gone(children.values())
+
+
+def test_the_status_names_every_service(router: str, model: Path) -> None:
+    answer = subprocess.run(
+        [*PROGRAM, "status", "--json", f"--address={router}"],
+        capture_output=True,
+        timeout=DEADLINE,
+        env=environment(),
+        check=True,
+    )
+    status = json.loads(answer.stdout)
+    (target,), (draft,) = status["targets"], status["drafts"]
+    assert target["connected"]
+    assert target["model"]["name"] == model.name
+    assert target["model"]["dtype"] == "float32"
+    assert target["load"]["num_blocks"] == target["model"]["num_blocks"]
+    assert draft["model"]["drafters"] == ["ngram", "model"]
