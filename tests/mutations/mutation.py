@@ -1,0 +1,47 @@
+"""What a mutation is, and where the tests stand that should notice one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+ENUMERATION = "tests/exactness/test_verification_enumeration.py::"
+SAMPLING = "tests/exactness/test_sampling.py::"
+NOISE = "tests/exactness/test_noise.py::"
+ORACLES = "tests/exactness/test_engine_on_oracles.py::"
+ENGINE = "tests/target/test_engine.py::"
+ROWS = "tests/target/test_rows.py::"
+POOL = "tests/lm/test_pool.py::"
+PAGED = "tests/lm/test_paged_attention.py::"
+DRAWING = "tests/draft/test_drawing.py::"
+DRAFT_MODEL = "tests/draft/test_model.py::"
+ROUTER_TEXT = "tests/router/test_text.py::"
+STOPS = "tests/router/test_stop_strings.py::"
+ROUTER_REQUEST = "tests/router/test_request.py::"
+
+
+@dataclass(frozen=True)
+class Edit:
+    """One change: `old`, which stands in the file exactly once, becomes `new`."""
+
+    path: str
+    old: str
+    new: str
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """A mistake somebody could make.
+
+    Attributes:
+        name: what is wrong.
+        edits: how it gets into the code.
+        tests: node ids of the tests that should notice; run in this order until one fails.
+    """
+
+    name: str
+    edits: tuple[Edit, ...]
+    tests: tuple[str, ...]
+
+
+def one(name: str, path: str, old: str, new: str, *tests: str) -> Mutation:
+    return Mutation(name, (Edit(path, old, new),), tests)

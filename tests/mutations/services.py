@@ -1,0 +1,328 @@
+"""Mistakes in the target, the drafters and the router."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tests.mutations.mutation import (
+    DRAFT_MODEL,
+    DRAWING,
+    ENGINE,
+    ORACLES,
+    ROUTER_REQUEST,
+    ROUTER_TEXT,
+    ROWS,
+    STOPS,
+    Edit,
+    Mutation,
+    one,
+)
+
+
+def target() -> Iterator[Mutation]:
+    engine, verify = "target_service/engine.py", "target_service/verify.py"
+    sequence = "target_service/sequence.py"
+    yield one(
+        "the bonus is dropped",
+        verify,
+        "        token_ids = [*work.drafted[:accepted], token]\n",
+        "        token_ids = [*work.drafted[:accepted], token][: max(count, 1)]\n",
+        f"{ENGINE}test_all_drafts_accepted_end_in_a_bonus_and_no_drafts_in_a_plain_token",
+    )
+    yield one(
+        "the bonus is told as recovered",
+        verify,
+        "Origin.BONUS if self.num_accepted == num_drafted",
+        "Origin.BONUS if self.num_accepted > num_drafted",
+        f"{ENGINE}test_all_drafts_accepted_end_in_a_bonus_and_no_drafts_in_a_plain_token",
+    )
+    yield one(
+        "the coin of the acceptance also picks the token",
+        verify,
+        "        return accept, torch.rand(shape[0], generator=self._generator, dtype=torch.float64)\n",
+        "        more = torch.rand(shape[0], generator=self._generator, dtype=torch.float64)\n"
+        "        return accept, accept[:, -1] if shape[1] else more\n",
+        f"{ORACLES}test_sampled_texts_have_the_targets_distribution[rejection-model-plain-1]",
+    )
+    yield one(
+        "the same coins are thrown in every step",
+        verify,
+        "        accept = torch.rand(shape, generator=self._generator, dtype=torch.float64)\n",
+        "        accept = torch.rand(shape, generator=self._generator.manual_seed(0), dtype=torch.float64)\n",
+        f"{ORACLES}test_sampled_texts_have_the_targets_distribution[rejection-model-plain-1]",
+        f"{ORACLES}test_sampled_texts_have_the_targets_distribution[rejection-one-hot-plain-2]",
+    )
+    yield one(
+        "penalties of the target's rows do not see the drafts",
+        verify,
+        "sequence.opened.num_prompt_tokens, work.drafted)",
+        "sequence.opened.num_prompt_tokens, sequence.kv.token_ids[:1] * len(work.drafted))",
+        f"{ORACLES}test_text_does_not_depend_on_drafts[greedy-right-8]",
+    )
+    yield one(
+        "penalties of the target's rows see the drafts as committed as well",
+        verify,
+        "    return Window(sequence.sampling, sequence.kv.token_ids, sequence",
+        "    return Window(sequence.sampling, [*sequence.kv.token_ids, *work.drafted], sequence",
+        f"{ORACLES}test_text_does_not_depend_on_drafts[greedy-right-8]",
+    )
+    yield one(
+        "penalties see the text as it was when the sequence was opened",
+        verify,
+        "    return Window(sequence.sampling, sequence.kv.token_ids, sequence",
+        "    return Window(sequence.sampling, sequence.opened.token_ids, sequence",
+        f"{ORACLES}test_text_does_not_depend_on_drafts[greedy-right-3]",
+    )
+    yield one(
+        "q of another position is believed where drafts were cut off",
+        verify,
+        "            q_token_ids[b, :count][inside] = work.q.token_ids[:total]\n"
+        "            q_probs[b, :count][inside] = work.q.probs[:total]\n",
+        "            q_token_ids[b, :count][inside] = work.q.token_ids[len(work.q.token_ids) - total :]\n"
+        "            q_probs[b, :count][inside] = work.q.probs[len(work.q.probs) - total :]\n",
+        f"{ORACLES}test_sampled_texts_have_the_targets_distribution[rejection-model-transformed-2]",
+    )
+    yield one(
+        "q is believed although it is not trusted",
+        sequence,
+        "        return verify.q if verify and self.sequence.opened.trust_draft else None\n",
+        "        return verify.q if verify else None\n",
+        f"{ENGINE}test_q_counts_only_where_the_draft_is_trusted",
+    )
+    yield one(
+        "logprobs are those of the last rows",
+        verify,
+        "    return tuple(token_logprobs(logits[: len(token_ids)], ids, num_top))\n",
+        "    return tuple(token_logprobs(logits[-len(token_ids) :], ids, num_top))\n",
+        f"{ROWS}test_logprobs_are_those_of_their_own_token_in_the_raw_logits",
+    )
+    yield one(
+        "logprobs are shifted by one row",
+        verify,
+        "    return tuple(token_logprobs(logits[: len(token_ids)], ids, num_top))\n",
+        "    return tuple(token_logprobs(logits.roll(-1, 0)[: len(token_ids)], ids, num_top))\n",
+        f"{ROWS}test_logprobs_are_those_of_their_own_token_in_the_raw_logits",
+    )
+    yield one(
+        "a window of another method takes the wrong rows",
+        verify,
+        "for r in range(start, start + w.chunk.num_logits)",
+        "for r in range(start + 1, start + 1 + w.chunk.num_logits)",
+        f"{ORACLES}test_methods_mix_in_one_step",
+    )
+    yield one(
+        "a stop id inside an accepted run does not end the text",
+        sequence,
+        "            if token in stops:\n",
+        "            if token in stops and count == len(token_ids):\n",
+        f"{ENGINE}test_a_stop_id_inside_an_accepted_run_drops_what_was_accepted_after_it",
+        f"{ENGINE}test_the_earliest_boundary_wins",
+    )
+    yield one(
+        "the last stop id of a run ends the text, not the first",
+        sequence,
+        "        for count, token in enumerate(token_ids[: self.room], start=1):\n",
+        "        for count, token in reversed([*enumerate(token_ids[: self.room], start=1)]):\n",
+        f"{ENGINE}test_a_stop_id_inside_an_accepted_run_drops_what_was_accepted_after_it",
+        f"{ENGINE}test_the_earliest_boundary_wins",
+    )
+    yield one(
+        "drafts go up to max_tokens, so that the bonus would go past it",
+        sequence,
+        "        return self.verify.drafted[: self.room - 1] if self.verify else ()\n",
+        "        return self.verify.drafted[: self.room] if self.verify else ()\n",
+        f"{ENGINE}test_never_one_token_past_max_tokens",
+    )
+    yield Mutation(
+        "tokens past max_tokens are emitted",
+        (
+            Edit(
+                sequence,
+                "        return self.verify.drafted[: self.room - 1] if self.verify else ()\n",
+                "        return self.verify.drafted if self.verify else ()\n",
+            ),
+            Edit(
+                sequence,
+                "            return self.room, FinishReason.LENGTH\n",
+                "            return len(token_ids), FinishReason.LENGTH\n",
+            ),
+        ),
+        (f"{ENGINE}test_never_one_token_past_max_tokens",),
+    )
+    yield one(
+        "output that Open brought along is not counted",
+        sequence,
+        "        return self.committed_length - self.opened.num_prompt_tokens\n",
+        "        return self.committed_length - len(self.opened.token_ids)\n",
+        f"{ROWS}test_a_resumed_sequence_goes_on_as_if_nothing_had_happened",
+        f"{ENGINE}test_a_sequence_resumed_with_output_counts_it",
+    )
+    yield one(
+        "output that Open brought along counts as prompt",
+        verify,
+        "sequence.kv.token_ids, sequence.opened.num_prompt_tokens,",
+        "sequence.kv.token_ids, len(sequence.opened.token_ids),",
+        f"{ROWS}test_a_resumed_sequence_goes_on_as_if_nothing_had_happened",
+        f"{ENGINE}test_a_sequence_resumed_with_output_counts_it",
+    )
+    yield one(
+        "a lease counts from when it arrives",
+        engine,
+        "        sequence.lease_end = lease.committed_length + lease.num_tokens\n",
+        "        sequence.lease_end = sequence.committed_length + lease.num_tokens\n",
+        f"{ENGINE}test_a_lease_replaces_the_limit_and_is_absolute",
+    )
+    yield one(
+        "a lease adds to what is left",
+        engine,
+        "        sequence.lease_end = lease.committed_length + lease.num_tokens\n",
+        "        sequence.lease_end = max(sequence.lease_end, lease.committed_length) + lease.num_tokens\n",
+        f"{ENGINE}test_a_lease_replaces_the_limit_and_is_absolute",
+    )
+    yield one(
+        "a stale Verify is run",
+        engine,
+        "        if verify.committed_length != sequence.committed_length:\n",
+        "        if verify.committed_length > sequence.committed_length:\n",
+        f"{ENGINE}test_a_verify_for_another_length_is_dropped",
+    )
+    yield one(
+        "a Verify is run again and again",
+        engine,
+        "        sequence.verify = None\n",
+        "        sequence.verify = sequence.verify\n",
+        f"{ENGINE}test_a_verify_for_another_length_is_dropped",
+    )
+    yield one(
+        "who is preempted keeps the KV it gave back",
+        "target_service/scheduler.py",
+        "        self._release(sequence)\n        sequence.num_preemptions += 1\n",
+        "        length = sequence.kv.kv_len\n"
+        "        self._release(sequence)\n"
+        "        sequence.kv.kv_len = length\n"
+        "        sequence.num_preemptions += 1\n",
+        f"{ORACLES}test_text_does_not_depend_on_leases_preemption_or_chunks[greedy]",
+    )
+    yield one(
+        "the prefill of a window also draws from its rows",
+        "target_service/scheduler.py",
+        "Chunk(sequence.kv, [*missing, *drafted], len(drafted) + 1)",
+        "Chunk(sequence.kv, [*missing, *drafted], len(drafted) + len(missing))",
+        f"{ORACLES}test_text_does_not_depend_on_leases_preemption_or_chunks[greedy]",
+    )
+
+
+def drafter() -> Iterator[Mutation]:
+    drawing, model = "draft_service/drawing.py", "draft_service/model.py"
+    yield one(
+        "drafts are sampled before top-p, q is sent after it",
+        drawing,
+        "    columns = sampling.inverse_cdf(probs, u.to(probs.device))  # [R]\n"
+        "    picks = token_ids.gather(1, columns[:, None])[:, 0]\n",
+        "    from dataclasses import replace\n"
+        "    early = [replace(w, params=replace(w.params, top_p=1.0)) for w in windows]\n"
+        "    early_ids, early_probs = _restricted(logits, early, top_k)\n"
+        "    picks = early_ids.gather(1, sampling.inverse_cdf(early_probs, u)[:, None])[:, 0]\n",
+        f"{DRAWING}test_draws_follow_the_q_that_is_handed_on",
+    )
+    yield one(
+        "drafts are sampled from the whole of q, its top-k is sent",
+        drawing,
+        "    columns = sampling.inverse_cdf(probs, u.to(probs.device))  # [R]\n"
+        "    picks = token_ids.gather(1, columns[:, None])[:, 0]\n",
+        "    picks = sampling.inverse_cdf(sampling.probabilities(logits, windows), u)\n",
+        f"{DRAWING}test_draws_follow_the_q_that_is_handed_on",
+    )
+    yield one(
+        "q is the draft's temperature-1 distribution",
+        drawing,
+        "    return _draws(picks, torch.isfinite(probs).all(dim=1), supports(token_ids, probs))\n",
+        "    plain = logits.softmax(1).gather(1, token_ids)\n"
+        "    return _draws(picks, torch.isfinite(probs).all(dim=1), supports(token_ids, plain))\n",
+        f"{DRAWING}test_draws_follow_the_q_that_is_handed_on",
+    )
+    yield one(
+        "the drafter's penalties do not see its own drafts",
+        model,
+        "self.kv.token_ids + self.drafted, self.order.num_prompt_tokens)",
+        "self.kv.token_ids + self.kv.token_ids[:1] * len(self.drafted), self.order.num_prompt_tokens)",
+        f"{DRAFT_MODEL}test_q_is_the_transformed_distribution_with_drafts_in_its_history",
+    )
+    yield one(
+        "the drafter drafts past a stop id",
+        model,
+        "        return bool(self.drafted) and self.drafted[-1] in self._stop_ids\n",
+        "        return False\n",
+        f"{DRAFT_MODEL}test_nothing_is_drafted_after_a_stop_id",
+    )
+    yield one(
+        "the drafter drafts one token past its context",
+        model,
+        "        room = drafter.lm.max_length - self.committed_length\n",
+        "        room = drafter.lm.max_length - self.committed_length + 1\n",
+        f"{DRAFT_MODEL}test_nothing_is_drafted_past_the_context_of_the_draft_model",
+    )
+    yield one(
+        "the drafter publishes KV of its drafts",
+        "specdecode/lm/sequence.py",
+        "        final = min(self.kv_len, len(self.token_ids)) // self.pool.block_size\n",
+        "        final = self.kv_len // self.pool.block_size\n",
+        f"{DRAFT_MODEL}test_a_rejection_costs_no_turn_of_its_own",
+    )
+
+
+def router() -> Iterator[Mutation]:
+    text, request = "router/text.py", "router/request.py"
+    by_definition = f"{ROUTER_TEXT}test_stop_strings_cut_by_definition_over_all_token_and_round_boundaries"
+    cut = f"{ROUTER_REQUEST}test_a_stop_string_inside_an_accepted_run_cuts_text_ids_logprobs_rounds_and_usage"
+    yield one(
+        "the stop string that ends last wins",
+        text,
+        "        _, start, self.stop = min(found)\n",
+        "        _, start, self.stop = max(found)\n",
+        f"{STOPS}test_the_stop_string_that_ends_first_wins",
+    )
+    yield one(
+        "the stop string that begins first wins",
+        text,
+        "            if start >= 0:\n                found.append((start + len(stop), start, stop))\n",
+        "            if start >= 0:\n                found.append((start, start, stop))\n",
+        f"{STOPS}test_the_stop_string_that_ends_first_wins",
+    )
+    yield one(
+        "a stop string is not looked for across two tokens",
+        text,
+        "self._held.find(stop, max(0, old_length - len(stop) + 1))",
+        "self._held.find(stop, old_length)",
+        by_definition,
+        f"{ROUTER_TEXT}test_a_stop_string_is_found_at_every_split_point",
+    )
+    yield one(
+        "the beginning of a stop string is said",
+        text,
+        "        for length in range(min(self._longest_prefix, len(self._held)), 0, -1):\n",
+        "        for length in range(min(self._longest_prefix, len(self._held)), 1, -1):\n",
+        f"{ROUTER_TEXT}test_no_piece_holds_the_beginning_of_a_stop_string_that_later_completes",
+        by_definition,
+    )
+    yield one(
+        "half a character is said",
+        text,
+        "        return self._decoder.decode(self._token_bytes[token_id])\n",
+        "        return self._token_bytes[token_id].decode(errors='replace')\n",
+        f"{ROUTER_TEXT}test_a_character_split_over_rounds_is_never_shown_as_replacement",
+    )
+    yield one(
+        "ids after a stop string are said and counted",
+        request,
+        "            if self._text.push(token.token_id):\n                break\n",
+        "            if self._text.push(token.token_id):\n                continue\n",
+        cut,
+    )
+    yield one(
+        "usage counts what a stop string cut off",
+        request,
+        "        origins = result.origins[:num_kept]\n",
+        "        origins = result.origins\n",
+        cut,
+    )

@@ -1,0 +1,18 @@
+"""All mutations."""
+
+from __future__ import annotations
+
+from tests.mutations import kv, maths, services
+from tests.mutations.mutation import Mutation
+
+MUTATIONS: tuple[Mutation, ...] = (
+    *kv.rollback(),
+    *kv.prefix_cache(),
+    *kv.attention(),
+    *maths.verification(),
+    *maths.sampling(),
+    *maths.noise(),
+    *services.target(),
+    *services.drafter(),
+    *services.router(),
+)
