@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
@@ -46,19 +45,22 @@ class RouterFront:
         server.add_registered_method_handlers(SERVICE_NAME, handlers)
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE_NAME, handlers),))
 
-    async def generate(self, data: bytes, context: Context) -> AsyncIterator[Any]:
-        """Streams the pieces of a GenerateRequest; the only choice's error ends the call."""
+    async def generate(self, data: bytes, context: Context) -> None:
+        """Writes the pieces of a GenerateRequest; the only choice's error ends the call."""
         async with aborting(context):
             request = generate_request_from_proto(parse_generate_request(data))
             remaining = context.time_remaining()
             deadline = None if remaining is None else time.time() + remaining
+            alone = request.n in (None, 1)
             pieces = self._router.generate(request, deadline, _traceparent(context))
             async with aclosing(pieces):
                 async for piece in pieces:
-                    if piece.error is not None and request.n in (None, 1):
-                        yield piece_to_proto(replace(piece, error=None, usage=None))
-                        raise piece.error
-                    yield piece_to_proto(piece)
+                    if piece.error is None or not alone:
+                        await context.write(piece_to_proto(piece))
+                        continue
+                    if piece.tokens or piece.rounds:
+                        await context.write(piece_to_proto(replace(piece, error=None)))
+                    raise piece.error
 
     async def get_status(self, request: Any, context: Context) -> Any:
         """Targets, draft service and load."""

@@ -108,19 +108,15 @@ class Link(ABC, Generic[Sent, Received]):
 
     async def run(self) -> None:
         """Connects again and again, until cancelled."""
-        pause = _FIRST_PAUSE_SECONDS
+        pause, told = _FIRST_PAUSE_SECONDS, ""
         while True:
             epoch = self.epoch
             problem = await self._run_stream()
             if self.epoch > epoch:
-                pause = _FIRST_PAUSE_SECONDS
-            logger.log(
-                logging.WARNING if self.epoch > epoch else logging.DEBUG,
-                "%s %s: %s; trying again",
-                self.kind,
-                self.address,
-                problem.message,
-            )
+                pause, told = _FIRST_PAUSE_SECONDS, ""
+            level = logging.DEBUG if problem.message == told else logging.WARNING
+            logger.log(level, "%s %s: %s; trying again", self.kind, self.address, problem.message)
+            told = problem.message
             await asyncio.sleep(pause * random.uniform(0.75, 1.25))
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
@@ -135,12 +131,10 @@ class Link(ABC, Generic[Sent, Received]):
         except grpc.aio.AioRpcError as error:
             return error_from_rpc(error)
         except FailedPreconditionError as error:
-            logger.error("%s", error.message)
             self._greeted(error)
             return error
         except SpecdecodeError as error:
-            logger.error("%s %s sent what can't be read: %s", self.kind, self.address, error.message)
-            return error
+            return InternalError(f"it sent what can't be read: {error.message}")
         return UnavailableError("the stream was ended")
 
     def _greeted(self, refusal: SpecdecodeError | None) -> None:

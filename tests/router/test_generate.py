@@ -14,6 +14,7 @@ from specdecode.types import FinishReason, Origin
 from specdecode.v1 import router_service_pb2 as pb
 from tests.router import tiny
 from tests.router.client import MODEL, NGRAM, PROMPT, greedy, logprobs, request_for, speculating
+from tests.router.scripted import scripted_drafts
 from tests.services import Answer, Services
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -284,3 +285,29 @@ async def test_status_tells_targets_drafts_and_load(services: Services) -> None:
     assert target.load.num_blocks == 64
     assert (draft.connected, list(draft.model.drafters)) == (True, [NGRAM, MODEL])
     assert (status.num_requests, target.num_sequences, draft.num_sequences) == (0, 0, 0)
+
+
+async def test_the_trace_context_of_the_call_reaches_the_draft_service(model: Path) -> None:
+    traceparent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    async with (
+        scripted_drafts(lambda ask: ask.draft(())) as (service, address),
+        Services.started(model, draft_address=address) as services,
+    ):
+        request = request_for(temperature=0, max_tokens=4)
+        async for _ in services.router.stub.Generate(request, metadata=(("traceparent", traceparent),)):
+            pass
+        assert {ask.opened.traceparent for ask in service.asks} == {traceparent}
+        assert service.asks[0].opened.cache_salt == b""
+
+
+@pytest.mark.parametrize("lease_tokens", [1, 2, 3, 64])
+async def test_text_does_not_depend_on_the_length_of_leases(
+    model: Path, byte_level: Tokenizer, lease_tokens: int
+) -> None:
+    async with Services.started(model, lease_tokens=lease_tokens) as services:
+        request = speculating(request_for(temperature=0, max_tokens=50), 0, NGRAM)
+        answer = await services.generate_one(request)
+        assert answer.ids == greedy(model, await byte_level.encode_text(PROMPT), 50)
+        assert answer.usage is not None
+        assert (answer.usage.num_plain, answer.usage.num_rounds) == (50, 50)
+        await services.all_is_free()
