@@ -39,6 +39,7 @@ __all__ = [
     "StepCosts",
     "StepSample",
     "best_row",
+    "check_draft_cost",
     "choose",
     "constant_expected_emitted",
     "expected_emitted",
@@ -91,8 +92,7 @@ def speedup_table(alphas: Sequence[float], draft_cost: float) -> list[SpeedupRow
     """
     if not alphas:
         raise InvalidArgumentError.of("alphas", "none: γ must be allowed to be at least 1")
-    if not math.isfinite(draft_cost) or draft_cost <= 0:
-        raise InvalidArgumentError.of("draft_cost", f"{draft_cost} is not a finite number above 0")
+    check_draft_cost(draft_cost)
     emitted, rows = 1.0, []
     for length, survival in enumerate(survivals(alphas), start=1):
         emitted += survival
@@ -276,6 +276,12 @@ def _check_survivals(survival: Floats, offered: list[D]) -> None:
         name = f"due[{index}].candidates[{offered[drafter]}].survivals[{position}]"
         value = survival[drafter, index, position]
         raise InvalidArgumentError.of(name, f"{value} is not in [0, 1], or above the position before it")
+
+
+def check_draft_cost(draft_cost: float) -> None:
+    """Raises InvalidArgumentError unless c is a finite number above 0."""
+    if not math.isfinite(draft_cost) or draft_cost <= 0:
+        raise InvalidArgumentError.of("draft_cost", f"{draft_cost} is not a finite number above 0")
 
 
 def _check_alpha(name: str, alpha: float) -> None:

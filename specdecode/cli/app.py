@@ -8,7 +8,7 @@ import typer
 from typer.core import TyperGroup
 
 from specdecode import __version__
-from specdecode.cli import chat, demo, generate, models, show, up
+from specdecode.cli import chat, demo, generate, models, planning, show, up
 from specdecode.cli.flags import bundled
 from specdecode.errors import SpecdecodeError
 
@@ -54,4 +54,5 @@ app.command()(bundled(generate.generate))
 app.command()(bundled(chat.chat))
 app.command()(bundled(generate.status))
 app.command()(bundled(demo.demo))
+app.command()(bundled(planning.plan))
 app.add_typer(models.app, name="models")
