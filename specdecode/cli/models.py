@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,6 +12,7 @@ from rich.filesize import decimal
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
 
 from specdecode.cli import show
+from specdecode.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from specdecode.models import ModelEntry
@@ -24,9 +26,12 @@ def fetch_shown(names: Sequence[str]) -> list[Path]:
     """Directories of known models (of all, for none named), fetched where needed; progress goes to stderr."""
     from specdecode import models
 
+    names = names or list(models.KNOWN_MODELS)
+    complete = {entry.name for entry in models.list_models() if entry.state == "complete"}
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=show.ERR) as progress:
-        return [models.fetch(name, progress) for name in names or models.KNOWN_MODELS]
+    # A display without a line in it would still print an empty one.
+    with nullcontext() if complete.issuperset(names) else Progress(*columns, console=show.ERR) as progress:
+        return [models.fetch(name, progress) for name in names]
 
 
 @app.command()
@@ -81,6 +86,10 @@ def convert(
     from specdecode import models
 
     directory = output or models.cache_dir() / gguf.stem.lower()
+    if output is None and directory.name in models.KNOWN_MODELS:
+        raise InvalidArgumentError.of(
+            "output", f"{directory.name} is a known model's name; choose a directory"
+        )
     with show.ERR.status(f"converting {gguf.name}"):
         models.convert(gguf, directory)
     name = directory.name if output is None else directory

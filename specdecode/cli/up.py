@@ -49,7 +49,8 @@ async def _up(services: Sequence[Service]) -> int:
         (kill if stop.is_set() else stop).set()
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        asyncio.get_running_loop().add_signal_handler(number, on_signal)
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup does with SIGHUP
+            asyncio.get_running_loop().add_signal_handler(number, on_signal)
     async with Stack(services, log) as stack:
         with show.OUT.status("starting"):
             event = await _first_event(stack, stop, until_serving=True)
