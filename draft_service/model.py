@@ -61,7 +61,10 @@ class ModelSequence:
         self.supports: list[Support] = []
         self.num_draft_tokens = 0
         self.asked_at: float | None = None
-        self._stop_ids = frozenset(order.sampling.stop_token_ids)
+        # A router drops drafts that come too late. Where drafts are samples, that must not depend on what was
+        # drawn, or stop ids, with which a draft ends sooner, would come out too often.
+        sampled = order.method in (Method.REJECTION, Method.BLOCK)
+        self._stop_ids = frozenset(() if sampled else order.sampling.stop_token_ids)
         self._drafter = drafter
 
     @property

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 
 import numpy as np
 import torch
@@ -84,12 +85,12 @@ class OracleLM(PagedLM):
     def forward(self, chunks: Sequence[Chunk]) -> torch.Tensor:
         rows = []
         for chunk in chunks:
-            sequence, count = chunk.sequence, len(chunk.token_ids)
-            sequence.reserve(count)
-            slots = [self._slot(sequence.block_table, i) for i in range(sequence.kv_len + count)]
+            sequence, size = chunk.sequence, len(chunk.token_ids)
+            sequence.reserve(size)
+            slots = [self._slot(sequence.block_table, i) for i in range(sequence.kv_len + size)]
             for slot, token in zip(slots[sequence.kv_len :], chunk.token_ids, strict=True):
                 self.stored[slot] = token
-            sequence.kv_len += count
+            sequence.kv_len += size
             history = [self.stored[slot] for slot in slots]
             assert EMPTY not in history, "a position is attended to that was never computed"
             rows += [
@@ -190,14 +191,24 @@ class Service:
 
 
 class OracleDrafter:
-    """The real model drafter on an oracle; call it for drafts."""
+    """The real model drafter on an oracle; call it for drafts.
+
+    With `max_turns`, drafts that take more turns than that come too late, and the round goes on without them.
+    """
 
     def __init__(
-        self, oracle: Oracle, asked: Sequence[Asked], num_draft_tokens: int, top_k: int = 64, seed: int = 1
+        self,
+        oracle: Oracle,
+        asked: Sequence[Asked],
+        num_draft_tokens: int,
+        top_k: int = 64,
+        seed: int = 1,
+        max_turns: int | None = None,
     ) -> None:
         self.lm = OracleLM(oracle, num_blocks=64 + 8 * len(asked))
         self._drafter = ModelDrafter(self.lm, DraftLimits(top_k=top_k), torch.Generator().manual_seed(seed))
         self._num_draft_tokens = num_draft_tokens
+        self._max_turns = max_turns
         self._sequences = []
         for number, a in enumerate(asked):
             order = OpenDraft(
@@ -205,14 +216,17 @@ class OracleDrafter:
                 *(a.seed, a.choice_index),
             )
             self._sequences.append(self._drafter.open(DraftKey(STREAM, number), order))
+        while self._drafter.busy:
+            self._drafter.advance()
 
     def __call__(self, committed: dict[int, list[int]]) -> dict[int, Draft]:
         for number, token_ids in committed.items():
             sequence = self._sequences[number]
             known = sequence.committed_length
             sequence.propose(Propose(number, known, tuple(token_ids[known:]), self._num_draft_tokens))
-        drafts = {}
-        while len(drafts) < len(committed):
+        drafts: dict[int, Draft] = {}
+        turns = count() if self._max_turns is None else iter(range(self._max_turns))
+        while len(drafts) < len(committed) and next(turns, None) is not None:
             for answer in self._drafter.advance():
                 assert answer.draft.error is None
                 drafts[answer.key.sequence] = answer.draft

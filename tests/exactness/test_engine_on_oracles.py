@@ -17,6 +17,7 @@ import pytest
 import scipy.stats
 import torch
 
+from draft_service.ngram import through_stop
 from specdecode.sampling import Window, coupled_tokens, greedy_tokens, probabilities
 from specdecode.types import (
     Draft,
@@ -196,14 +197,15 @@ SAMPLINGS = {
 
 def exact(asked: Asked) -> dict[Tokens, float]:
     """Probability of every text."""
-    masses = {}
+    masses: dict[Tokens, float] = {}
     for text in product(range(TINY_TARGET.vocab_size), repeat=SHORT):
         mass = 1.0
         for index, token in enumerate(text):
             history = [*asked.prompt, *text[:index]]
             row = logits_after(history, TINY_TARGET).double()
             mass *= float(probabilities(row, [window_of(asked, history)])[0, token])
-        masses[text] = mass
+        ended = through_stop(list(text), frozenset(asked.sampling.stop_token_ids))
+        masses[tuple(ended)] = masses.get(tuple(ended), 0.0) + mass
     return masses
 
 
@@ -249,6 +251,23 @@ def test_sampled_texts_have_the_targets_distribution(
 ) -> None:
     asked = Asked((1, 0, 2, 1, 3), SAMPLINGS[sampling], method)
     assert p_value(sampled_texts(asked, drafting, num_draft_tokens), exact(asked)) > LEAST_P_VALUE
+
+
+@pytest.mark.parametrize("method", [Method.REJECTION, Method.BLOCK], ids=lambda method: method.value)
+def test_drafts_that_come_too_late_leave_the_distribution_as_it_is(method: Method) -> None:
+    """If a draft that ended at a stop id were there sooner, dropping late ones would favour the stop id."""
+    sampling = replace(SAMPLINGS["plain"], stop_token_ids=(3,))
+    asked = Asked((1, 0, 2, 1, 3), sampling, method)
+    batch, texts, num_drafted = [asked] * 500, list[Tokens](), 0
+    service = Service(TINY_TARGET, seed=13, num_blocks=2100)
+    for seed in range(4):
+        for depth, max_turns in ((2, 1), (2, 2)):
+            drafter = OracleDrafter(TINY_DRAFT, batch, depth, top_k=3, seed=seed, max_turns=max_turns)
+            for told in service.run(batch, drafter):
+                texts.append(tuple(told.token_ids))
+                num_drafted += sum(result.num_drafted for result in told.results)
+    assert num_drafted
+    assert p_value(texts, exact(asked)) > LEAST_P_VALUE
 
 
 @pytest.mark.parametrize("by", ["request", "service"])

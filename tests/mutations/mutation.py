@@ -16,6 +16,11 @@ DRAWING = "tests/draft/test_drawing.py::"
 DRAFT_MODEL = "tests/draft/test_model.py::"
 ROUTER_TEXT = "tests/router/test_text.py::"
 STOPS = "tests/router/test_stop_strings.py::"
+FAILOVER = (
+    "tests/router/test_target_failures.py::"
+    "test_text_goes_on_on_another_target_without_a_token_lost_or_told_twice"
+)
+ROUTER_GENERATE = "tests/router/test_generate.py::"
 ROUTER_REQUEST = "tests/router/test_request.py::"
 
 

@@ -8,7 +8,9 @@ from tests.mutations.mutation import (
     DRAFT_MODEL,
     DRAWING,
     ENGINE,
+    FAILOVER,
     ORACLES,
+    ROUTER_GENERATE,
     ROUTER_REQUEST,
     ROUTER_TEXT,
     ROWS,
@@ -256,6 +258,13 @@ def drafter() -> Iterator[Mutation]:
         f"{DRAFT_MODEL}test_nothing_is_drafted_after_a_stop_id",
     )
     yield one(
+        "a sampled draft is there sooner when it ends at a stop id",
+        model,
+        "        self._stop_ids = frozenset(() if sampled else order.sampling.stop_token_ids)\n",
+        "        self._stop_ids = frozenset(order.sampling.stop_token_ids)\n",
+        "tests/draft/test_draft_length.py",
+    )
+    yield one(
         "the drafter drafts one token past its context",
         model,
         "        room = drafter.lm.max_length - self.committed_length\n",
@@ -318,6 +327,28 @@ def router() -> Iterator[Mutation]:
         "            if self._text.push(token.token_id):\n                break\n",
         "            if self._text.push(token.token_id):\n                continue\n",
         cut,
+    )
+    rounds = "router/rounds.py"
+    yield one(
+        "every choice is opened as the first one",
+        rounds,
+        "        choice_index=choice.index,\n",
+        "        choice_index=0,\n",
+        f"{ROUTER_GENERATE}test_choices_differ_share_the_prompt_and_do_not_depend_on_each_other",
+    )
+    yield one(
+        "on another target the text goes on without what was emitted",
+        rounds,
+        "        token_ids=tuple(choice.tokens),\n",
+        "        token_ids=resolved.prompt_token_ids,\n",
+        f"{FAILOVER}[greedy-off]",
+    )
+    yield one(
+        "on another target what was emitted is taken for prompt",
+        rounds,
+        "        num_prompt_tokens=len(resolved.prompt_token_ids),\n",
+        "        num_prompt_tokens=len(choice.tokens),\n",
+        f"{FAILOVER}[seeded-penalties]",
     )
     yield one(
         "usage counts what a stop string cut off",
