@@ -253,10 +253,7 @@ class Engine:
         try:
             take(key, order)
         except SpecdecodeError as error:
-            if error.reason is Reason.SEQUENCE_EXISTS:
-                self._notices.append((key, StepResult(key.sequence, 0, error=error)))
-            else:
-                self._fail(key, error)
+            self._fail(key, error)
 
     def _fail(self, key: SequenceKey, error: SpecdecodeError) -> None:
         length = self.sequences[key].committed_length if key in self.sequences else 0

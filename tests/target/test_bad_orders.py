@@ -17,7 +17,7 @@ from specdecode.types import Lease, Method, SparseDistributions, Verify
 from target_service.engine import Engine
 from target_service.scheduler import SchedulerLimits
 from tests.lm.tiny import MAX_LENGTH, VOCAB_SIZE, plain_model
-from tests.target.driver import Client, frame_of, make_engine, one_hot_q, opening
+from tests.target.driver import Client, make_engine, one_hot_q, opening
 from tests.target.texts import GREEDY_TEXT, OTHER_PROMPT, OTHER_TEXT, PROMPT, WRONG, prompt_lease
 
 
@@ -128,16 +128,18 @@ def test_a_bad_order_ends_its_own_sequence_only(case: str) -> None:
     assert client.tokens(0) == GREEDY_TEXT
 
 
-def test_a_second_open_of_the_same_number_is_refused() -> None:
+def test_a_second_open_of_the_same_number_ends_that_sequence() -> None:
+    """An error says that the replica has forgotten the sequence: nothing of it may stay."""
     client = Client(make_engine())
-    client.send(opening(0, PROMPT, max_tokens=40), prompt_lease(40))
+    client.send(opening(0, PROMPT, max_tokens=40), opening(1, PROMPT, max_tokens=40), prompt_lease(40, 1))
     client.step()
-    client.engine.apply(client.stream, frame_of([opening(0, [1, 2, 3])]))
-    error = next(iter(client.engine.step().results))[1].error
+    client.send(opening(0, [1, 2, 3]))
+    error = client.step()[0].error
     assert error is not None
     assert error.reason is Reason.SEQUENCE_EXISTS
-    client.send(0)
-    client.step()
+    assert client.open == [1]
+    client.settle()
+    assert client.tokens(1) == GREEDY_TEXT
     assert client.engine.lm.pool.num_free == 64
 
 

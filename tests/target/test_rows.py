@@ -115,14 +115,24 @@ def test_logprobs_are_those_of_their_own_token_in_the_raw_logits(method: Method)
         "top_k": 4,
     }
     client = Client(make_engine())
-    client.send(opening(0, PROMPT, max_tokens=NUM_TOKENS, logprobs=3, **options))
-    guess = continuation("llama", opening(0, PROMPT, max_tokens=NUM_TOKENS))
-    drafter = Drafter(client, {0: guess})
+    prompts = (PROMPT[4:], PROMPT)
+    opens = [
+        opening(n, prompt, max_tokens=NUM_TOKENS, logprobs=3, **options) for n, prompt in enumerate(prompts)
+    ]
+    client.send(*opens)
+    drafter = Drafter(
+        client, {n: continuation("llama", replace(o, method=Method.GREEDY)) for n, o in enumerate(opens)}
+    )
     client.run(lambda sequence: drafter.verify(sequence, 3))
-    logits = raw_logits("llama", [*PROMPT, *client.tokens(0)])[len(PROMPT) - 1 :]
+    for sequence, prompt in enumerate(prompts):
+        check_logprobs(client, sequence, prompt)
+
+
+def check_logprobs(client: Client, sequence: int, prompt: list[int]) -> None:
+    logits = raw_logits("llama", [*prompt, *client.tokens(sequence)])[len(prompt) - 1 :]
     logprobs = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
-    reported = [entry for result in client.results[0] for entry in result.logprobs]
-    assert [entry.token_id for entry in reported] == client.tokens(0)
+    reported = [entry for result in client.results[sequence] for entry in result.logprobs]
+    assert [entry.token_id for entry in reported] == client.tokens(sequence)
     for row, entry in zip(logprobs, reported, strict=False):
         best = row.argsort()[::-1]
         assert entry.logprob == pytest.approx(row[entry.token_id], abs=1e-3)

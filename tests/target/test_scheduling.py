@@ -22,6 +22,10 @@ def blocks_used(client: Client) -> int:
     return pool.num_blocks - pool.num_free
 
 
+def waiting(client: Client) -> list[int]:
+    return [sequence.key.sequence for sequence in client.engine.scheduler.waiting]
+
+
 # Everything comes back
 
 
@@ -30,7 +34,7 @@ def while_waiting(client: Client) -> None:
     client.step()
     client.send(opening(0, PROMPT, max_tokens=40, deadline=1.0))
     client.step()
-    assert list(client.engine.scheduler.waiting) == [client.state(0)]
+    assert waiting(client) == [0]
 
 
 def in_prefill(client: Client) -> None:
@@ -222,6 +226,35 @@ def test_the_youngest_gives_way_and_resumes_where_it_was() -> None:
     assert client.last(1).num_preemptions > 0
 
 
+def test_the_youngest_gives_way_even_if_others_are_idle_too() -> None:
+    client = Client(make_engine(num_blocks=5))
+    for n in range(3):
+        client.send(opening(n, random_prompt(12, seed=n), max_tokens=40))
+        client.settle()
+    client.send(client.lease(0, 40))
+    client.settle()
+    assert client.tokens(0) == continuation("llama", opening(0, random_prompt(12, seed=0), max_tokens=40))
+    assert [client.state(n).num_preemptions for n in (1, 2)] == [0, 1]
+
+
+def test_who_was_preempted_comes_back_before_who_has_not_run_yet() -> None:
+    client = Client(make_engine(limits=SchedulerLimits(max_running=2)))
+    client.send(*(opening(n, random_prompt(12, seed=n), max_tokens=4) for n in range(3)))
+    client.settle()
+    client.engine.scheduler._preempt(client.state(0))
+    client.settle()
+    assert waiting(client) == [2]
+
+
+def test_who_waits_for_a_prefix_keeps_its_place() -> None:
+    client = Client(make_engine(limits=SchedulerLimits(max_running=2, prefill_chunk=50)))
+    client.send(*(opening(n, LONG_PROMPT, max_tokens=4) for n in range(4)))
+    client.step()
+    assert waiting(client) == [1, 2, 3]
+    client.settle()
+    assert waiting(client) == [2, 3]
+
+
 def test_a_preempted_sequence_keeps_its_order() -> None:
     client = Client(make_engine())
     client.send(opening(0, PROMPT, max_tokens=40))
@@ -238,7 +271,7 @@ def test_what_waits_is_admitted_when_idle_sequences_end() -> None:
     client = Client(make_engine(num_blocks=4))
     client.send(opening(0, PROMPT, max_tokens=20), opening(1, PROMPT[::-1], max_tokens=20))
     client.settle()
-    assert [s.key.sequence for s in client.engine.scheduler.waiting] == [1]
+    assert waiting(client) == [1]
     client.send(0)
     assert client.engine.has_work
     client.settle()
