@@ -207,7 +207,8 @@ def _report(service: Service, seconds: float) -> None:
 
 async def _show_case(client: RouterClient, case: Case) -> bool:
     """Whether the text is the same with and without speculation."""
-    show.say(_prompt_text(case.prompt), "dim")
+    for line in _prompt_text(case.prompt).splitlines():
+        show.say(f"> {line}".rstrip(), "dim")
     on = await _run(client, case.request(SpeculationMode.ON), shown=True)
     show.write("\n")
     show.OUT.print(show.rounds_table(on.completion.rounds))
