@@ -88,7 +88,7 @@ class Choice:
         self.finish_reason = FinishReason.STOP if stopped else result.finish_reason
         origins = result.origins[:num_kept]
         if self.resolved.include_rounds:
-            self._said.rounds.extend(_records(self.usage.num_rounds, result, origins, round_, now))
+            self._said.rounds.extend(_records(self._counter.num_rounds, result, origins, round_, now))
         self._counter.count(result, origins)
         if self.finish_reason is not None:
             self._finish()
@@ -165,7 +165,11 @@ class _Said:
 
 
 class _UsageCounter:
-    """Counts of one choice; emitted = accepted + bonus + recovered + plain, at any time."""
+    """Counts of one choice; emitted = accepted + bonus + recovered + plain, at any time.
+
+    Attributes:
+        num_rounds: rounds counted so far.
+    """
 
     def __init__(self, num_prompt_tokens: int, counts_cached: bool) -> None:
         self._num_prompt_tokens = num_prompt_tokens
@@ -173,7 +177,7 @@ class _UsageCounter:
         self._by_origin = dict.fromkeys(Origin, 0)
         self._num_cached = 0
         self._num_drafted = 0
-        self._num_rounds = 0
+        self.num_rounds = 0
         self._num_failovers = 0
         self._preemptions_elsewhere = 0
         self._preemptions_here = 0
@@ -184,7 +188,7 @@ class _UsageCounter:
             self._num_cached += result.num_cached_tokens
         self._preemptions_here = result.num_preemptions
         self._num_drafted += result.num_drafted
-        self._num_rounds += _num_rounds(result, origins)
+        self.num_rounds += _num_rounds(result, origins)
         for origin in origins:
             self._by_origin[origin] += 1
 
@@ -203,7 +207,7 @@ class _UsageCounter:
             num_recovered=self._by_origin[Origin.RECOVERED],
             num_plain=self._by_origin[Origin.PLAIN],
             num_drafted=self._num_drafted,
-            num_rounds=self._num_rounds,
+            num_rounds=self.num_rounds,
             num_failovers=self._num_failovers,
             num_preemptions=self._preemptions_elsewhere + self._preemptions_here,
         )

@@ -141,6 +141,7 @@ from specdecode.v1 import router_service_pb2 as pb, router_service_pb2_grpc
 channel = grpc.insecure_channel(sys.argv[1])
 request = pb.GenerateRequest(text="the fox")
 request.sampling.ignore_eos = True
+request.speculation.mode = pb.SPECULATION_MODE_OFF
 for message in router_service_pb2_grpc.RouterServiceStub(channel).Generate(request):
     print("heard", flush=True)
 """
@@ -148,7 +149,7 @@ for message in router_service_pb2_grpc.RouterServiceStub(channel).Generate(reque
 
 async def test_a_client_that_vanishes_leaves_nothing_behind(model: Path) -> None:
     async with Services.started(model, model) as services:
-        gate = Gate(services.target, lambda chunks: services.target.num_sequences > 0 and is_plain(chunks))
+        gate = Gate(services.target, is_plain)
         address = f"127.0.0.1:{services.router.running.server.port}"
         client = await asyncio.create_subprocess_exec(
             sys.executable, "-c", VANISHING, address, stdout=asyncio.subprocess.PIPE
@@ -173,7 +174,8 @@ async def test_a_router_that_ends_leaves_nothing_behind(model: Path) -> None:
 async def test_a_call_ends_at_its_deadline_and_frees_everything(model: Path) -> None:
     async with Services.started(model, model) as services:
         gate = Gate(services.target, is_plain)
-        error = await refusal(services.router.call(request_for(max_tokens=200), timeout=0.3))
+        request = speculating(request_for(max_tokens=200), 0, NGRAM)
+        error = await refusal(services.router.call(request, timeout=0.3))
         assert error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
         gate.open()
         await services.all_is_free()
