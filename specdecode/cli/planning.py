@@ -134,7 +134,7 @@ def _compare(texts: PlanTexts) -> None:
 def _batches(texts: PlanTexts, png: str | None) -> None:
     from specdecode.planner import tables
     from specdecode.planner.explain import explain
-    from specdecode.planner.plan import break_even, plan_row
+    from specdecode.planner.plan import paying_range, plan_row
     from specdecode.planner.roofline import RooflineSystem
 
     (option,) = texts.options()
@@ -158,21 +158,26 @@ def _batches(texts: PlanTexts, png: str | None) -> None:
         _notes(option, context)
     show.say(explain(option.system, option.question, rows))
     first = texts.contexts()[0]
-    end = break_even(option.system, option.question, first)
-    _picture(png, rows, option.system.title, end, option.system.slots(first, with_draft=True))
+    paying = paying_range(option.system, option.question, first)
+    _picture(
+        png,
+        rows,
+        option.system.title,
+        paying and paying.break_even,
+        option.system.slots(first, with_draft=True),
+    )
 
 
 def _notes(option: DraftOption, context: int) -> None:
-    from specdecode.planner.plan import break_even, largest_batch
+    from specdecode.planner.plan import largest_batch, paying_range
     from specdecode.planner.roofline import RooflineSystem
 
-    end = break_even(option.system, option.question, context)
-    text = (
-        f"{option.name}, context {context}: break-even at batch {end}"
-        if end
-        else f"{option.name}, context {context}: no break-even"
-    )
-    text += "" if end else f" up to batch {largest_batch(option.system, context)}"
+    paying = paying_range(option.system, option.question, context)
+    text = f"{option.name}, context {context}: drafting pays {paying.text if paying else 'at no batch'}"
+    if paying and paying.break_even is None:
+        text += f", no break-even up to batch {largest_batch(option.system, context)}"
+    elif paying:
+        text += f", break-even at {paying.break_even}"
     system = option.system
     if isinstance(system, RooflineSystem):
         slots = [system.slots(context, with_draft) for with_draft in (False, True)]

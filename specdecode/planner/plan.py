@@ -226,24 +226,55 @@ def largest_batch(system: System, context: int) -> int:
     return LARGEST_BATCH if room is None else min(LARGEST_BATCH, room)
 
 
-def break_even(system: System, question: Question, context: int) -> int | None:
-    """The smallest batch at which no fixed γ is faster than off, None if there is none that a step can hold.
+@dataclass(frozen=True)
+class PayingRange:
+    """Batches at which drafting pays.
+
+    Attributes:
+        first: the smallest; above 1 where a small batch's step is too short for the draft (few experts read).
+        break_even: the smallest beyond it at which no fixed γ is faster than off; None: no step holds so
+            many.
+    """
+
+    first: int
+    break_even: int | None
+
+    @property
+    def text(self) -> str:
+        """As it stands after "pays"."""
+        if self.first == 1:
+            return "at every batch" if self.break_even is None else f"below batch {self.break_even}"
+        return f"from batch {self.first}" + (f" to {self.break_even - 1}" if self.break_even else " on")
+
+
+def paying_range(system: System, question: Question, context: int) -> PayingRange | None:
+    """Where drafting pays, None for nowhere; looked for at powers of two, then between them.
 
     The room in the KV cache that the draft takes counts.
     """
     largest = largest_batch(system, context)
-    paying, losing = 0, 1
-    while _pays(system, question, losing, context):
-        if losing == largest:
-            return None
-        paying, losing = losing, min(2 * losing, largest)
-    while losing - paying > 1:
-        middle = (paying + losing) // 2
-        if _pays(system, question, middle, context):
-            paying = middle
+    grid = [2**power for power in range(largest.bit_length()) if 2**power < largest] + [largest]
+    pays = [_pays(system, question, batch, context) for batch in grid]
+    if not any(pays):
+        return None
+    start = pays.index(True)
+    first = grid[0] if start == 0 else _turn(system, question, context, grid[start - 1], grid[start])
+    if all(pays[start:]):
+        return PayingRange(first, None)
+    end = pays.index(False, start)
+    return PayingRange(first, _turn(system, question, context, grid[end - 1], grid[end]))
+
+
+def _turn(system: System, question: Question, context: int, low: int, high: int) -> int:
+    """The smallest batch above `low` that is as `high` is."""
+    as_high = _pays(system, question, high, context)
+    while high - low > 1:
+        middle = (low + high) // 2
+        if _pays(system, question, middle, context) == as_high:
+            high = middle
         else:
-            losing = middle
-    return losing
+            low = middle
+    return high
 
 
 def _pays(system: System, question: Question, batch: int, context: int) -> bool:

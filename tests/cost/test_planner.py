@@ -20,7 +20,7 @@ from specdecode.planner.plan import (
     MeasuredSystem,
     Question,
     Row,
-    break_even,
+    paying_range,
     plan_row,
 )
 from specdecode.planner.roofline import Form, Replica, RooflineSystem
@@ -274,11 +274,34 @@ def test_break_even_is_where_drafting_stops_paying(alpha: float, cost: float, ri
     measured = MeasuredSystem("m", StepCosts(1.0, 1 / ridge), DraftCosts(1e-9))
     planned = FixedDraftCost(measured, cost)
     question = Question((alpha, alpha**2), (1, 2))
-    end = break_even(planned, question, 0)
-    assert end is None or end >= 1
-    for batch, pays in ((end, False), (end - 1, True)) if end and end > 1 else ():
+    paying = paying_range(planned, question, 0)
+    if paying is None:
+        checks = [(1, False), (100, False)]
+    elif paying.break_even is None:
+        checks = [(1, True), (4096, True)]
+    else:
+        checks = [(paying.break_even - 1, True), (paying.break_even, False)]
+    for batch, pays in checks:
         row = plan_row(planned, question, batch, 0)
         assert (row.best_fixed[1].throughput > row.off.throughput) == pays
+
+
+def test_experts_make_a_small_batch_too_short_for_a_draft() -> None:
+    hardware = PROFILES["h200"]
+    planned = RooflineSystem(
+        Replica(model_shape("30B-A3B"), hardware), Replica(model_shape("0.6B"), hardware)
+    )
+    question = Question((0.7, 0.49, 0.343), (1, 2, 3))
+    paying = paying_range(planned, question, 1000)
+    assert paying is not None
+    assert paying.first > 1
+    for batch in (paying.first - 1, paying.first):
+        row = plan_row(planned, question, batch, 1000)
+        assert (row.change(row.best_fixed[1]) > 0) == (batch == paying.first)
+    text = explain(planned, question, [plan_row(planned, question, 64, 1000)])
+    assert f"Drafting pays from batch {paying.first} to {(paying.break_even or 0) - 1}" in text
+    assert "so short" in text
+    assert is_two_sentences(text)
 
 
 def is_two_sentences(text: str) -> bool:
