@@ -159,13 +159,8 @@ def _batches(texts: PlanTexts, png: str | None) -> None:
     show.say(explain(option.system, option.question, rows))
     first = texts.contexts()[0]
     paying = paying_range(option.system, option.question, first)
-    _picture(
-        png,
-        rows,
-        option.system.title,
-        paying and paying.break_even,
-        option.system.slots(first, with_draft=True),
-    )
+    end = paying.break_even if paying else None
+    _picture(png, rows, option.system.title, end, option.system.slots(first, with_draft=True))
 
 
 def _notes(option: DraftOption, context: int) -> None:
