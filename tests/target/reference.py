@@ -76,7 +76,7 @@ def _softmax(logits: Row) -> Row:
 
 
 def _pick(p: Row, opened: OpenSequence, position: int) -> int:
-    if opened.method is Method.GREEDY:
+    if opened.method is Method.GREEDY or p.max() == 1.0:
         return int(p.argmax())
     tokens = np.flatnonzero(p)
     noise = exponential_noise(opened.seed, opened.choice_index, position, torch.from_numpy(tokens)).numpy()

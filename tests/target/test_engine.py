@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 import torch
 
+from specdecode.lm.runner import PagedLM
 from specdecode.types import FinishReason, Lease, Method, Origin, SparseDistributions, Verify
-from tests.lm.tiny import MAX_LENGTH, random_prompt
+from target_service.engine import Engine
+from tests.lm.tiny import MAX_LENGTH, paged_model, random_prompt
 from tests.target.driver import Client, Drafter, make_engine, opening
 from tests.target.reference import continuation
-from tests.target.texts import GREEDY_TEXT, PROMPT, WRONG
+from tests.target.texts import GREEDY_TEXT, OTHER_PROMPT, OTHER_TEXT, PROMPT, WRONG
 
 
 def started(**options: Any) -> Client:
@@ -265,3 +267,30 @@ def test_q_counts_only_where_the_draft_is_trusted(trusting: str) -> None:
     client.run(lambda sequence: client.verify(sequence, WRONG, q=unlikely))
     accepted = sum(result.num_accepted for result in client.results[0])
     assert accepted == (15 if trusting == "all" else 0)
+
+
+@pytest.mark.parametrize("block_size", [1, 3, 16, 256])
+def test_any_block_size_gives_the_same_text(block_size: int) -> None:
+    engine = Engine(PagedLM(paged_model("llama"), num_blocks=-(-400 // block_size), block_size=block_size))
+    client = Client(engine)
+    client.send(opening(0, PROMPT, max_tokens=40), opening(1, OTHER_PROMPT, max_tokens=40))
+    drafter = Drafter(client, {0: GREEDY_TEXT, 1: OTHER_TEXT})
+    client.run(drafter.any_order)
+    assert (client.tokens(0), client.tokens(1)) == (GREEDY_TEXT, OTHER_TEXT)
+
+
+def test_times_and_load_tell_what_a_step_did() -> None:
+    now = [10.0]
+    client = Client(make_engine(clock=lambda: now[0]))
+    client.send(opening(0, PROMPT, max_tokens=40), opening(1, OTHER_PROMPT, max_tokens=40))
+    client.settle()
+    client.send(client.verify(0, WRONG, WRONG), client.lease(1, 2))
+    now[0] = 13.0
+    results = client.step()
+    assert [results[n].times.queue for n in (0, 1)] == [3.0, 3.0]
+    load = client.engine.load
+    assert (load.num_running, load.num_waiting, load.tokens_in_flight, load.num_rows) == (2, 0, 4, 4)
+    assert load.num_cached_tokens == len(PROMPT) + len(OTHER_PROMPT)
+    assert (load.num_blocks, load.num_free_blocks) == (64, 64 - 2 - 1)
+    now[0] = 14.0
+    assert client.step()[1].times.queue == 1.0

@@ -88,6 +88,23 @@ def test_text_does_not_depend_on_drafts(temperature: float, kind: str) -> None:
         assert emitted(opened, text, num_draft_tokens, kind) == text
 
 
+def test_methods_share_a_step_without_touching_each_other() -> None:
+    """With top-k 1 every method must say the same, whatever is drafted; coupled says what its noise says."""
+    client = Client(make_engine())
+    methods = [Method.REJECTION, Method.COUPLED, Method.BLOCK, Method.GREEDY, Method.REJECTION]
+    opens = [
+        opening(n, PROMPT[n:], max_tokens=NUM_TOKENS, temperature=1.0, method=method, seed=3)
+        for n, method in enumerate(methods)
+    ]
+    opens = [
+        o if o.method is Method.COUPLED else replace(o, sampling=replace(o.sampling, top_k=1)) for o in opens
+    ]
+    texts = {n: continuation("llama", opened) for n, opened in enumerate(opens)}
+    client.send(*opens)
+    client.run(Drafter(client, texts).any_order)
+    assert {n: client.tokens(n) for n in texts} == texts
+
+
 def test_seeds_and_choices_have_noise_of_their_own() -> None:
     first = opening(0, PROMPT, max_tokens=NUM_TOKENS, temperature=1.0, seed=1)
     for other in (replace(first, seed=2), replace(first, choice_index=1)):
