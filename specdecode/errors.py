@@ -1,7 +1,7 @@
 """The errors that callers see, each with one gRPC status code and one constant reason.
 
-On the wire an error is a `google.rpc.Status` with one `ErrorInfo` (domain `specdecode`, the reason below), plus
-`BadRequest` for fields and `RetryInfo` where waiting helps; `specdecode.wire` translates.
+On the wire an error is a `google.rpc.Status` with one `ErrorInfo` (domain `specdecode`, the reason below),
+plus `BadRequest` for fields and `RetryInfo` where waiting helps; `specdecode.wire` translates.
 """
 
 from __future__ import annotations

@@ -8,7 +8,11 @@ from dataclasses import dataclass
 
 from specdecode.lm.pool import BlockPool, Digest, OutOfBlocksError
 from specdecode.lm.runner import Chunk
+from specdecode.types import MAX_DRAFT_TOKENS
 from target_service.sequence import TargetSequence, Work
+
+_PREFILL_SHARE = 4
+"""While prompts wait to be computed, one in so many tokens of a step is theirs."""
 
 
 @dataclass(frozen=True)
@@ -51,10 +55,12 @@ class Scheduler:
         self._admit()
         planned: dict[TargetSequence, Work] = {}
         budget = self.limits.max_tokens_in_flight
+        kept_for_prefills = self._kept_for_prefills()
         for sequence in self._in_turn():
             if sequence not in self.running:
                 continue  # preempted for somebody earlier in this loop
-            work = self._work(sequence, budget, planned)
+            kept = kept_for_prefills if _is_window(sequence) else 0
+            work = self._work(sequence, budget - kept, planned)
             if work is not None:
                 planned[sequence] = work
                 budget -= len(work.chunk.token_ids)
@@ -80,8 +86,14 @@ class Scheduler:
     def _in_turn(self) -> Iterator[TargetSequence]:
         """Windows before prefills, so that a long prompt delays nobody's round; longest unserved first."""
         in_turn = sorted(self.running, key=lambda sequence: sequence.last_step)
-        yield from (s for s in in_turn if s.ready and len(s.kv.missing) == 1)
-        yield from (s for s in in_turn if not (s.ready and len(s.kv.missing) == 1))
+        yield from (s for s in in_turn if _is_window(s))
+        yield from (s for s in in_turn if not _is_window(s))
+
+    def _kept_for_prefills(self) -> int:
+        """Tokens of the step that windows must leave, lest a full step of windows keeps new prompts out."""
+        wanted = sum(max(len(s.kv.missing) - 1, 0) for s in self.running)
+        spare = max(self.limits.max_tokens_in_flight // _PREFILL_SHARE, 1)
+        return min(wanted, spare, self.limits.max_tokens_in_flight - MAX_DRAFT_TOKENS - 1)
 
     def _work(
         self, sequence: TargetSequence, budget: int, planned: dict[TargetSequence, Work]
@@ -201,6 +213,11 @@ class Scheduler:
             if self._computing.get(digest) is sequence:
                 del self._computing[digest]
         sequence.pending_digests = []
+
+
+def _is_window(sequence: TargetSequence) -> bool:
+    """Whether only the newest token, and drafts after it, are to be run."""
+    return sequence.ready and len(sequence.kv.missing) == 1
 
 
 def _blocks_missing(sequence: TargetSequence) -> int:

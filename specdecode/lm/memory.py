@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import os
+from pathlib import Path
 
+import psutil
 import torch
 
 from specdecode.config import ModelServiceSettings
@@ -25,11 +26,19 @@ def choose_device(name: str) -> torch.device:
 
 
 def available_bytes(device: torch.device) -> int:
-    """Memory that could still be taken on the device."""
+    """Memory that could still be taken on the device, within the limit of the control group if there is
+    one.
+    """
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return int(free)
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    available = int(psutil.virtual_memory().available)
+    group = Path("/sys/fs/cgroup")
+    try:
+        limit, used = ((group / name).read_text().strip() for name in ("memory.max", "memory.current"))
+    except OSError:
+        return available
+    return available if limit == "max" else min(available, max(int(limit) - int(used), 0))
 
 
 def choose_num_blocks(model: LoadedModel, settings: ModelServiceSettings, max_sequences: int) -> int:

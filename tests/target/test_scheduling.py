@@ -331,3 +331,21 @@ def test_a_step_never_runs_more_tokens_than_its_budget(num_draft_tokens: int) ->
 
     client.run(order)
     assert 0 < max(loads) <= 40
+
+
+def test_a_prompt_is_taken_in_while_windows_fill_every_step() -> None:
+    limits = SchedulerLimits(max_tokens_in_flight=40, prefill_chunk=16)
+    client = Client(make_engine(num_blocks=256, limits=limits))
+    for number in range(12):
+        client.send(opening(number, PROMPT, max_tokens=200))
+    client.settle()
+    wrong = [WRONG] * 4
+    for number in range(12):
+        client.send(client.verify(number, *wrong))
+    client.send(opening(99, LONG_PROMPT, max_tokens=4))
+    for _ in range(20):
+        for number in range(12):
+            if not client.state(number).ready:
+                client.send(client.verify(number, *wrong))
+        client.step()
+    assert client.state(99).kv.kv_len == len(LONG_PROMPT) - 1
