@@ -15,9 +15,9 @@ import signal
 import sys
 import time
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -53,51 +53,51 @@ class Report:
 
 
 class _Watch:
-    """A pytest plugin: the first failure, and whether the product came from the tree under test."""
+    """A pytest plugin: checks that the product comes from this tree, and ends the process at a first failure.
 
-    def __init__(self) -> None:
-        self.failed = ""
-        self.message = ""
+    At once, because a service that a failing test leaves behind may keep the process from ending.
+    """
+
+    def __init__(self, answer: Path) -> None:
+        self._answer = answer
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if report.failed and not self.failed:
-            self.failed = report.nodeid
+        if report.failed:
             crash = getattr(report.longrepr, "reprcrash", None)
-            self.message = str(crash.message if crash else report.longrepr).partition("\n")[0]
+            self.finish(1, report.nodeid, str(crash.message if crash else report.longrepr))
 
-    def pytest_sessionfinish(self) -> None:
+    def finish(self, exit_code: int, failed: str = "", message: str = "") -> NoReturn:
+        """Writes the report and ends the process."""
         root = Path.cwd().resolve()
         for name, module in list(sys.modules.items()):
             path = getattr(module, "__file__", None)
-            if name.partition(".")[0] in (*PRODUCT, "tests") and path is not None:
-                assert root in Path(path).resolve().parents, (
-                    f"{name} was imported from {path}, not from {root}"
-                )
+            known = name.partition(".")[0] in (*PRODUCT, "tests") and path is not None
+            if known and root not in Path(path).resolve().parents:
+                exit_code, message = -1, f"{name} was imported from {path}, not from {root}"
+        self._answer.write_text(json.dumps(asdict(Report(exit_code, failed, message.partition("\n")[0]))))
+        sys.stdout.flush()
+        os._exit(0)
 
 
-def _run_tests(tests: list[str], seconds: float, output: Path) -> Report:
+def _run_tests(tests: list[str], seconds: float, output: Path, answer: Path) -> NoReturn:
     """In the fork."""
     from hypothesis import Phase, settings
 
     settings.register_profile("no shrinking", phases=(Phase.explicit, Phase.generate), database=None)
     settings.load_profile("no shrinking")
-    watch = _Watch()
+    plugins = ("cacheprovider", "warnings", "anyio", "unraisableexception", "threadexception")
     options = [
         "-x",
         "-q",
-        "-p",
-        "no:cacheprovider",
-        "-p",
-        "no:warnings",
         "--hypothesis-seed=0",
         f"--timeout={seconds}",
+        *(f"-pno:{name}" for name in plugins),
     ]
+    watch = _Watch(answer)
     with output.open("w") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
-        code = int(pytest.main([*options, *tests], plugins=[watch]))
-        sys.stdout.flush()
-    return Report(code, watch.failed, watch.message)
+        watch.finish(int(pytest.main([*options, *tests], plugins=[watch])))
 
 
 def _in_fork(tests: list[str], seconds: float) -> Report:
@@ -107,28 +107,28 @@ def _in_fork(tests: list[str], seconds: float) -> Report:
     child = os.fork()
     if child == 0:
         os.setpgid(0, 0)
-        report = _run_tests(tests, seconds, output)
-        answer.write_text(json.dumps(asdict(report)))
-        os._exit(0)
+        _run_tests(tests, seconds, output, answer)
     with suppress(PermissionError, ProcessLookupError):
         os.setpgid(child, child)
     _wait(child, began + (1 + len(tests)) * seconds)
     took = time.monotonic() - began
+    said = output.read_text()[-2000:]
     if not answer.exists():
-        return Report(-1, message=output.read_text()[-4000:] or "the tests' process died", seconds=took)
+        return Report(-1, message=f"the tests' process hung or died: {said}", seconds=took)
     report = Report(**json.loads(answer.read_text()))
-    message = report.message or ("" if report.exit_code == 0 else output.read_text()[-4000:])
-    return Report(report.exit_code, report.failed, message, took)
+    return replace(report, message=report.message or said, seconds=took)
 
 
 def _wait(child: int, until: float) -> None:
-    """Waits for the fork, and kills it with all it started if it hangs."""
-    while os.waitpid(child, os.WNOHANG) == (0, 0):
-        if time.monotonic() > until:
-            os.killpg(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-            return
+    """Waits for the fork, and ends it if it hangs, and whatever it has left running."""
+    ended = False
+    while not ended and time.monotonic() < until:
+        ended = os.waitpid(child, os.WNOHANG) != (0, 0)
         time.sleep(0.02)
+    with suppress(ProcessLookupError):
+        os.killpg(child, signal.SIGKILL)
+    if not ended:
+        os.waitpid(child, 0)
 
 
 def main() -> None:
