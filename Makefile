@@ -10,11 +10,12 @@
 #   make clean             remove .venv and what tools left behind
 #
 # PYTHON is the interpreter that .venv is made from (3.11 or newer), PIP_ARGS goes to every `pip install`,
-# PYTEST_ARGS to pytest.
+# PYTEST_ARGS to pytest, BENCH_ARGS to a benchmark.
 
 PYTHON ?= python3
 PIP_ARGS ?=
 PYTEST_ARGS ?=
+BENCH_ARGS ?=
 
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
@@ -49,7 +50,7 @@ protos: .venv/.installed-dev
 	    --python_out=. --pyi_out=. --grpc_python_out=. $(PROTOS)
 
 bench-%: .venv/.installed-dev models
-	$(BIN)/python -m benchmarks.$(subst -,_,$*)
+	$(BIN)/python -m benchmarks.$(subst -,_,$*) $(BENCH_ARGS)
 
 bars: .venv/.installed-dev
 	$(BIN)/python -m benchmarks.bars

@@ -10,8 +10,8 @@ themselves).
 
 from __future__ import annotations
 
-import asyncio
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum, auto
@@ -196,10 +196,10 @@ class ReplicaLoop:
 
     async def run(self) -> None:
         """For ever, until cancelled."""
-        clock = asyncio.get_running_loop()
         while True:
             events = await self._inbox.take(self._first_deadline())
-            self._now = clock.time()
+            # The event loop's own clock may tick in milliseconds; its base is the same.
+            self._now = time.monotonic()
             for event in events:
                 self._apply(event)
             self._end_late_drafts()
