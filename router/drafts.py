@@ -263,7 +263,7 @@ class DraftDesk:
     def _answer(self, seat: DraftSeat, draft: Draft) -> DraftAnswer:
         if draft.error is not None:
             logger.info("no draft for %s: %s", seat.choice.request.id, draft.error.message)
-            self._forget(seat)  # an error ends the sequence there
+            self._close_at_service(seat)
             seat.take_break()
             return DraftAnswer(seat.choice, draft, DecisionReason.DRAFTER_UNAVAILABLE)
         method = seat.choice.resolved.method
@@ -284,10 +284,6 @@ class DraftDesk:
     def _close_at_service(self, seat: DraftSeat) -> None:
         if seat.sequence is not None:
             self._outgoing.closes.append(seat.sequence)
-        self._forget(seat)
-
-    def _forget(self, seat: DraftSeat) -> None:
-        if seat.sequence is not None:
             del self._open[seat.sequence]
         seat.sequence = None
 

@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 
 from specdecode.errors import NotFoundError, Reason
+from specdecode.serving import server_options
 from specdecode.types import Draft, DrafterKind, DraftFrame, DraftsFrame, ModelInfo, OpenDraft, Propose
 from specdecode.v1 import draft_service_pb2 as pb
 from specdecode.v1 import draft_service_pb2_grpc as pb_grpc
@@ -145,7 +146,7 @@ async def scripted_drafts(script: Script, fingerprint: str = "") -> AsyncIterato
     kinds = (DrafterKind.NGRAM, DrafterKind.MODEL)
     info = ModelInfo("scripted", fingerprint, 0, 10**6, "", "", drafters=kinds)
     service = ScriptedDrafts(info, script)
-    server = grpc.aio.server()
+    server = grpc.aio.server(options=server_options(1 << 24))
     pb_grpc.add_DraftServiceServicer_to_server(service, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()

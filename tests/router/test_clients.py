@@ -139,7 +139,7 @@ VANISHING = """
 import sys, grpc
 from specdecode.v1 import router_service_pb2 as pb, router_service_pb2_grpc
 channel = grpc.insecure_channel(sys.argv[1])
-request = pb.GenerateRequest(text="the fox")
+request = pb.GenerateRequest(text="the fox", include_rounds=True)
 request.sampling.ignore_eos = True
 request.speculation.mode = pb.SPECULATION_MODE_OFF
 for message in router_service_pb2_grpc.RouterServiceStub(channel).Generate(request):
