@@ -23,7 +23,7 @@ from specdecode.config import DraftSettings, load_settings
 from specdecode.lm.memory import choose_device, choose_num_blocks
 from specdecode.lm.model import load_model
 from specdecode.lm.runner import PagedLM
-from specdecode.serving import Running, Server, configure_logging, run_until_signalled
+from specdecode.serving import Running, Server, configure_logging, on_main_thread, run_until_signalled
 from specdecode.types import DrafterKind, Method, ModelInfo, OpenDraft, Propose, SamplingParams
 from specdecode.v1 import draft_service_pb2_grpc as pb_grpc
 
@@ -116,15 +116,15 @@ def warm_up(drafter: ModelDrafter) -> None:
 async def start(settings: DraftSettings) -> Running:
     """Loads and warms up the model, then listens and serves."""
     server = Server([SERVICE_NAME], settings.max_message_bytes)
-    offer = await asyncio.to_thread(build_offer, settings)
+    offer = await on_main_thread(partial(build_offer, settings))
     loop = DraftLoop(offer.drafters, settings.max_sequences)
     pb_grpc.add_DraftServiceServicer_to_server(DraftServicer(loop, offer.info, server.draining), server.grpc)
     port = await server.start(settings.host, settings.port)
-    loop.start()
+    on_main_thread(loop.run)
+    ended = asyncio.wrap_future(loop.ended)
     await server.set_serving()
     kinds = " and ".join(kind.value for kind in offer.drafters)
     logger.info("serving drafts by %s (model %s) on %s:%d", kinds, offer.info.name, settings.host, port)
-    ended = asyncio.wrap_future(loop.ended)
     return Running(server, on_stopped=partial(asyncio.to_thread, loop.stop), watched=ended)
 
 

@@ -16,7 +16,7 @@ import logging
 import queue
 import threading
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -86,7 +86,7 @@ class DraftLoop:
         self._orders: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._running = True
         self._draining = False
-        self._thread = threading.Thread(target=self._run, name="draft-loop", daemon=True)
+        self._thread = threading.Thread(target=self.run, name="draft-loop", daemon=True)
 
     # From any thread
 
@@ -96,13 +96,13 @@ class DraftLoop:
         return self._orders.qsize()
 
     def start(self) -> None:
-        """Starts the thread."""
+        """Runs in a thread of its own."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Ends the thread after the turn it is in, and waits for it."""
+        """Ends `run` after the turn it is in, and waits for it."""
         self._orders.put(self._stop)
-        self._thread.join()
+        wait([self.ended])
 
     def connect(self, publish: Publish) -> DraftStream:
         """A new stream."""
@@ -141,7 +141,8 @@ class DraftLoop:
 
     # On the worker thread
 
-    def _run(self) -> None:
+    def run(self) -> None:
+        """Drafts until `stop`, in the calling thread."""
         try:
             while self._running:
                 self._take_in_all()

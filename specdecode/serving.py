@@ -16,13 +16,16 @@ import asyncio
 import contextlib
 import logging
 import os
+import queue
 import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Never
+from typing import Any, Never, TypeVar
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -35,6 +38,8 @@ from specdecode.errors import InternalError, InvalidArgumentError, Reason, Specd
 from specdecode.wire import error_from_proto, error_to_proto
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _KEEPALIVE_MS = 10_000
 _KEEPALIVE_TIMEOUT_MS = 5_000
@@ -248,12 +253,75 @@ def run_until_signalled(start: Callable[[], Coroutine[Any, Any, Running]], drain
         start: builds and starts the service; a SpecdecodeError it raises is logged in one line, exit code 1.
         drain_seconds: grace for running calls after the first signal; the second signal cancels them.
     """
-    try:
-        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            return runner.run(_serve(start, drain_seconds))
-    except SpecdecodeError as error:
-        logger.error("%s", error.message)
-        return 1
+    signals = _Signals()
+    code: Future[int] = Future()
+
+    def run_event_loop() -> None:
+        try:
+            with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+                code.set_result(runner.run(_serve(start, drain_seconds, signals)))
+        except SpecdecodeError as error:
+            logger.error("%s", error.message)
+            code.set_result(1)
+        except BaseException as error:  # noqa: BLE001 - raised again on the main thread
+            code.set_exception(error)
+        finally:
+            _main_thread_work.put(None)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signals.on_signal)
+    thread = threading.Thread(target=run_event_loop, name="event loop")
+    thread.start()
+    while (work := _main_thread_work.get()) is not None:
+        work()
+    thread.join()
+    return code.result()
+
+
+_main_thread_work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+
+
+def on_main_thread(work: Callable[[], T]) -> asyncio.Future[T]:
+    """Runs `work` on the process's first thread, after what was given to it before.
+
+    OpenMP regions entered from any other thread run on one core (docs/performance.md), so that is where
+    models run; the event loop has a thread of its own.
+    """
+    done: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(work())
+        except BaseException as error:  # noqa: BLE001 - whoever waits for the result is told
+            done.set_exception(error)
+
+    _main_thread_work.put(run)
+    return asyncio.wrap_future(done)
+
+
+class _Signals:
+    """The first and the second signal, as events of the event loop; signals come in on the main thread."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._listener: Callable[[int], None] | None = None
+
+    def on_signal(self, number: int, frame: object) -> None:
+        self._count += 1
+        if self._listener is not None:
+            self._listener(self._count)
+
+    def listen(self, first: asyncio.Event, second: asyncio.Event) -> None:
+        """Sets the events from now on, for signals that came before as well."""
+        loop = asyncio.get_running_loop()
+
+        def tell(count: int) -> None:
+            with contextlib.suppress(RuntimeError):  # the event loop has ended meanwhile
+                loop.call_soon_threadsafe((first if count == 1 else second).set)
+
+        self._listener = tell
+        for count in range(1, self._count + 1):
+            tell(count)
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
@@ -264,14 +332,11 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     return uvloop.new_event_loop  # type: ignore[no-any-return]
 
 
-async def _serve(start: Callable[[], Coroutine[Any, Any, Running]], drain_seconds: float) -> int:
+async def _serve(
+    start: Callable[[], Coroutine[Any, Any, Running]], drain_seconds: float, signals: _Signals
+) -> int:
     first, second = asyncio.Event(), asyncio.Event()
-
-    def on_signal() -> None:
-        (second if first.is_set() else first).set()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, on_signal)
+    signals.listen(first, second)
     starting = asyncio.ensure_future(start())
     await first_of(_settled(starting), first.wait())
     if not starting.done():

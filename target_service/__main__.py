@@ -15,7 +15,7 @@ from specdecode.config import TargetSettings, load_settings
 from specdecode.lm.memory import choose_device, choose_num_blocks
 from specdecode.lm.model import load_model
 from specdecode.lm.runner import PagedLM
-from specdecode.serving import Running, Server, configure_logging, run_until_signalled
+from specdecode.serving import Running, Server, configure_logging, on_main_thread, run_until_signalled
 from specdecode.types import DecodeFrame, Lease, Method, ModelInfo, OpenSequence, SamplingParams
 from specdecode.v1 import target_service_pb2_grpc as pb_grpc
 from target_service.engine import Engine
@@ -79,21 +79,19 @@ def warm_up(engine: Engine) -> None:
 async def start(settings: TargetSettings) -> Running:
     """Listens, NOT_SERVING until the model is loaded and warmed up."""
     server = Server([SERVICE_NAME], settings.max_message_bytes)
-    replica = await asyncio.to_thread(build_replica, settings)
+    replica = await on_main_thread(partial(build_replica, settings))
     loop = EngineLoop(replica.engine)
     servicer = TargetServicer(loop, replica.info, server.draining)
     pb_grpc.add_TargetServiceServicer_to_server(servicer, server.grpc)
     port = await server.start(settings.host, settings.port)
-    loop.start()
+    running = on_main_thread(loop.run)
     await server.set_serving()
     info = replica.info
     logger.info(
         "serving %s (%s, %s, %d KV blocks of %d tokens) on %s:%d",
         *(info.name, info.dtype, info.device, info.num_blocks, info.block_size, settings.host, port),
     )
-    return Running(
-        server, on_stopped=partial(asyncio.to_thread, loop.stop), watched=asyncio.wrap_future(loop.ended)
-    )
+    return Running(server, on_stopped=partial(asyncio.to_thread, loop.stop), watched=running)
 
 
 def main() -> int:

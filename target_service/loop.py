@@ -8,7 +8,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from itertools import count
 
 from specdecode.errors import InternalError, Reason, UnavailableError
@@ -64,7 +64,7 @@ class StepClock:
 
 
 class EngineLoop:
-    """Runs an engine in a thread of its own; every method may be called from any thread.
+    """Runs an engine in one thread; every method may be called from any thread.
 
     The event loop never waits for a step: orders go into an inbox, and results are delivered by a callback
     per stream that must return at once.
@@ -83,7 +83,7 @@ class EngineLoop:
         self._numbers = count(1)
         self._stopping = False
         self._draining = False
-        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._thread = threading.Thread(target=self.run, name="engine", daemon=True)
 
     @property
     def load(self) -> LoadSnapshot:
@@ -91,15 +91,15 @@ class EngineLoop:
         return self._engine.load
 
     def start(self) -> None:
-        """Starts the thread."""
+        """Runs in a thread of its own."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Stops after the running step and waits for the thread."""
+        """Stops after the running step and waits for the end of `run`."""
         with self._changed:
             self._stopping = True
             self._changed.notify()
-        self._thread.join()
+        wait([self.ended])
 
     def drain(self) -> None:
         """From now on every Open is refused; what is open goes on."""
@@ -129,7 +129,8 @@ class EngineLoop:
             self._inbox.append(change)
             self._changed.notify()
 
-    def _run(self) -> None:
+    def run(self) -> None:
+        """Steps until `stop`, in the calling thread."""
         try:
             while self._wait_for_work():
                 outcome = self._step()
