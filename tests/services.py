@@ -112,6 +112,11 @@ class Target:
     def num_steps(self) -> int:
         return self.replica.engine._step
 
+    @property
+    def has_orders(self) -> bool:
+        """Whether frames of a router wait for the running step to end."""
+        return len(self.loop._inbox) > 0
+
     async def all_is_free(self) -> None:
         """Waits until no sequence and no block is held."""
         total = self.replica.info.num_blocks
