@@ -77,20 +77,14 @@ class Reference:
         logits: Tensor = self._module(ids, use_cache=False, logits_to_keep=len(text)).logits[0]
         return logits
 
-    def differences(self, run: str, prompt: Tokens, text: Tokens, choose: Choose) -> list[Difference]:
-        """Tokens of a served text that are not the reference's after the tokens before them."""
-        expected, margins = choose(self.rows(prompt, text), prompt, text)
-        rows = zip(text, expected, margins, strict=True)
-        return [
-            Difference(run, index, served, right, margin)
-            for index, (served, right, margin) in enumerate(rows)
-            if served != right
-        ]
+    def judge(self, prompt: Tokens, text: Tokens, choose: Choose) -> Chosen:
+        """The right token at every position of a served text, after the tokens before it."""
+        return choose(self.rows(prompt, text), prompt, text)
 
     def differences_from(
         self, run: str, prompt: Tokens, text: Tokens, reference: Chosen, choose: Choose
     ) -> list[Difference]:
-        """As `differences`, where the text of another run is known to be the reference's."""
+        """Tokens of a served text that are not the reference's, whose own text is known."""
         expected, margins = reference
         if list(text) == expected:
             return []
@@ -98,8 +92,18 @@ class Reference:
         index = next((i for i in range(shorter) if text[i] != expected[i]), None)
         assert index is not None, f"{run}: {len(text)} tokens for {len(expected)}, which begin alike"
         first = Difference(run, index, text[index], expected[index], margins[index])
-        later = self.differences(run, prompt, text, choose)
+        later = differences_of(run, text, self.judge(prompt, text, choose))
         return [first, *(difference for difference in later if difference.position > index)]
+
+
+def differences_of(run: str, text: Tokens, judged: Chosen) -> list[Difference]:
+    """Tokens of a text that are not the right ones."""
+    rows = zip(text, *judged, strict=True)
+    return [
+        Difference(run, index, served, right, margin)
+        for index, (served, right, margin) in enumerate(rows)
+        if served != right
+    ]
 
 
 def greedy(logits: Tensor, prompt: Tokens, text: Tokens) -> Chosen:

@@ -10,14 +10,15 @@ import asyncio
 import re
 import signal
 import sys
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pytest
 import pytest_asyncio
+import torch
 
 from specdecode import models, tokenizer
 from specdecode.client import Completion, RouterClient
@@ -30,7 +31,16 @@ from specdecode.requests import (
 )
 from specdecode.types import DrafterKind, SamplingParams
 from tests.exactness import real_prompts
-from tests.exactness.reference import Choose, Chosen, Reference, Tokens, assert_excused, coupled, greedy
+from tests.exactness.reference import (
+    Choose,
+    Chosen,
+    Reference,
+    Tokens,
+    assert_excused,
+    coupled,
+    differences_of,
+    greedy,
+)
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(900, func_only=True)]
 
@@ -39,7 +49,8 @@ MAX_TOKENS = 20
 DEADLINE = 240.0
 DEPTHS = (0, 1, 3, 8)
 DRAFTERS = (DrafterKind.NGRAM, DrafterKind.MODEL)
-MODEL_OPTIONS = ("--dtype=float32", "--num-blocks=1600")
+# One thread each: two targets, drafter and reference work side by side.
+MODEL_OPTIONS = ("--dtype=float32", "--num-threads=1", "--num-blocks=1200")
 
 
 class Service:
@@ -85,14 +96,11 @@ class Service:
             self._serving.set_exception(AssertionError(log))
 
 
-def target() -> AbstractAsyncContextManager[Service]:
-    return Service.started("target_service", f"--model={TARGET}", *MODEL_OPTIONS)
-
-
 @asynccontextmanager
-async def routed(target: Service, draft: Service) -> AsyncIterator[RouterClient]:
-    """A client of a router of these two."""
-    options = [f"--model={TARGET}", f"--targets={await target.address()}", f"--draft={await draft.address()}"]
+async def routed(targets: Sequence[Service], draft: Service) -> AsyncIterator[RouterClient]:
+    """A client of a router of these."""
+    addresses = ",".join([await target.address() for target in targets])
+    options = [f"--model={TARGET}", f"--targets={addresses}", f"--draft={await draft.address()}"]
     async with (
         Service.started("router", *options, "--draft-deadline-seconds=60") as router,
         await RouterClient.open(await router.address()) as client,
@@ -100,15 +108,30 @@ async def routed(target: Service, draft: Service) -> AsyncIterator[RouterClient]
         yield client
 
 
-@pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def draft() -> AsyncIterator[Service]:
-    async with Service.started("draft_service", f"--model={DRAFT}", *MODEL_OPTIONS) as service:
-        yield service
+@dataclass(frozen=True)
+class Models:
+    """The services that run models."""
+
+    targets: Sequence[Service]
+    draft: Service
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def client(draft: Service) -> AsyncIterator[RouterClient]:
-    async with target() as only_target, routed(only_target, draft) as client:
+async def services() -> AsyncIterator[Models]:
+    """Two targets and a draft service, each a process."""
+    target = ("target_service", f"--model={TARGET}", *MODEL_OPTIONS)
+    async with (
+        Service.started(*target) as first,
+        Service.started(*target) as second,
+        Service.started("draft_service", f"--model={DRAFT}", *MODEL_OPTIONS) as draft,
+    ):
+        yield Models([first, second], draft)
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def client(services: Models) -> AsyncIterator[RouterClient]:
+    """A client of a router of both targets."""
+    async with routed(services.targets, services.draft) as client:
         yield client
 
 
@@ -118,8 +141,11 @@ def path() -> Path:
 
 
 @pytest.fixture(scope="module")
-def reference(path: Path) -> Reference:
-    return Reference(path, tokenizer.eos_token_ids(path, tokenizer.load_tokenizer(path)))
+def reference(path: Path) -> Iterator[Reference]:
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield Reference(path, tokenizer.eos_token_ids(path, tokenizer.load_tokenizer(path)))
+    torch.set_num_threads(num_threads)
 
 
 @dataclass(frozen=True)
@@ -165,6 +191,13 @@ class Total:
         self.num_accepted += usage.num_accepted
         self.num_emitted += usage.num_emitted
 
+    def assert_drafted(self, num_draft_tokens: int) -> None:
+        """Some drafts were right and some wrong, or there were none."""
+        if num_draft_tokens:
+            assert 0 < self.num_accepted < self.num_drafted
+        else:
+            assert self.num_drafted == 0
+
 
 def request_of(
     prompt: Prompt, sampling: SamplingOptions, num_draft_tokens: int, drafter: DrafterKind, n: int = 1
@@ -191,33 +224,41 @@ async def texts(client: RouterClient, requests: Sequence[GenerateRequest]) -> li
 # Temperature 0
 
 
-@pytest.fixture(scope="module")
-def generated(reference: Reference, prompts: list[Prompt]) -> list[Chosen]:
-    """Every prompt's text by transformers' generate, with margins."""
-    return [reference.generate(prompt.token_ids, MAX_TOKENS) for prompt in prompts]
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def generated(
+    client: RouterClient, reference: Reference, prompts: list[Prompt]
+) -> AsyncIterator[asyncio.Future[list[Chosen]]]:
+    """Every prompt's text by transformers' generate, with margins; computed while the services work."""
+
+    def generate() -> list[Chosen]:
+        return [reference.generate(prompt.token_ids, MAX_TOKENS) for prompt in prompts]
+
+    working = asyncio.ensure_future(asyncio.to_thread(generate))
+    yield working
+    await working
 
 
-@pytest.mark.parametrize("drafter", DRAFTERS, ids=lambda drafter: drafter.value)
+# The longest runs first: they need not wait for the reference.
+@pytest.mark.parametrize("num_draft_tokens", [8, 3, 1, 0])
 async def test_greedy_text_is_what_transformers_generates(
-    drafter: DrafterKind,
+    num_draft_tokens: int,
     client: RouterClient,
     reference: Reference,
     prompts: list[Prompt],
-    generated: list[Chosen],
+    generated: asyncio.Future[list[Chosen]],
 ) -> None:
-    differences, total = [], Total()
     sampling = SamplingOptions(temperature=0.0, max_tokens=MAX_TOKENS)
-    for num_draft_tokens in DEPTHS:
-        requests = [request_of(prompt, sampling, num_draft_tokens, drafter) for prompt in prompts]
-        answers = await texts(client, requests)
-        for prompt, expected, (answer,) in zip(prompts, generated, answers, strict=True):
-            run = f"γ={num_draft_tokens}, {prompt.name}"
-            total.add(answer)
-            differences += reference.differences_from(
-                run, prompt.token_ids, answer.token_ids, expected, greedy
-            )
+    runs = [(prompt, drafter) for drafter in DRAFTERS for prompt in prompts]
+    requests = [request_of(prompt, sampling, num_draft_tokens, drafter) for prompt, drafter in runs]
+    answers = await texts(client, requests)
+    differences, total = [], Total()
+    for (prompt, drafter), expected, (answer,) in zip(runs, 2 * await generated, answers, strict=True):
+        total.add(answer)
+        differences += reference.differences_from(
+            f"{drafter.value}, {prompt.name}", prompt.token_ids, answer.token_ids, expected, greedy
+        )
     assert_excused(differences, total.num_emitted)
-    assert 0 < total.num_accepted < total.num_drafted
+    total.assert_drafted(num_draft_tokens)
 
 
 # With a seed
@@ -268,66 +309,74 @@ async def plain(client: RouterClient, reference: Reference, seeded: list[Seeded]
     answers = await texts(client, [entry.request(0, DrafterKind.NGRAM) for entry in seeded])
     chosen, differences = [], []
     for entry, (answer,) in zip(seeded, answers, strict=True):
-        prompt, text, choose = entry.prompt, answer.token_ids, entry.choose()
+        prompt, text = entry.prompt, answer.token_ids
         assert len(text) == MAX_TOKENS
-        differences += reference.differences(f"plain, {prompt.name}", prompt.token_ids, text, choose)
-        _, margins = choose(reference.rows(prompt.token_ids, text), prompt.token_ids, text)
+        expected, margins = reference.judge(prompt.token_ids, text, entry.choose())
+        differences += differences_of(f"plain, {prompt.name}", text, (expected, margins))
         chosen.append((list(text), margins))
     assert_excused(differences, len(seeded) * MAX_TOKENS)
     return chosen
 
 
-@pytest.mark.parametrize("drafter", DRAFTERS, ids=lambda drafter: drafter.value)
+@pytest.mark.parametrize("num_draft_tokens", DEPTHS[1:])
 async def test_seeded_text_does_not_depend_on_depth_or_drafter(
-    drafter: DrafterKind,
+    num_draft_tokens: int,
     client: RouterClient,
     reference: Reference,
     seeded: list[Seeded],
     plain: list[Chosen],
 ) -> None:
+    """Two batches of sixteen: either drafter drafts for half of each, and then the other way round."""
     differences, total = [], Total()
-    for num_draft_tokens in DEPTHS[1:]:
-        answers = await texts(client, [entry.request(num_draft_tokens, drafter) for entry in seeded])
-        for entry, expected, (answer,) in zip(seeded, plain, answers, strict=True):
-            run, prompt = f"γ={num_draft_tokens}, {entry.prompt.name}", entry.prompt.token_ids
+    for first in (0, 1):
+        drafters = [DRAFTERS[(first + index) % 2] for index in range(len(seeded))]
+        requests = [
+            entry.request(num_draft_tokens, drafter) for entry, drafter in zip(seeded, drafters, strict=True)
+        ]
+        answers = await texts(client, requests)
+        for entry, drafter, expected, (answer,) in zip(seeded, drafters, plain, answers, strict=True):
+            run, prompt = f"{drafter.value}, {entry.prompt.name}", entry.prompt.token_ids
             total.add(answer)
             differences += reference.differences_from(run, prompt, answer.token_ids, expected, entry.choose())
     assert_excused(differences, total.num_emitted)
-    assert 0 < total.num_accepted < total.num_drafted
+    total.assert_drafted(num_draft_tokens)
 
 
 async def test_seeded_text_does_not_depend_on_the_batch(
     client: RouterClient, reference: Reference, seeded: list[Seeded], plain: list[Chosen]
 ) -> None:
-    """Two of the requests alone, at every depth by each drafter, against what they got among all."""
+    """Two of the requests alone, one by each drafter, against what they got among all."""
     differences, total = [], Total()
-    runs = [(0, DrafterKind.NGRAM), *((depth, drafter) for drafter in DRAFTERS for depth in DEPTHS[1:])]
-    for entry, expected in list(zip(seeded, plain, strict=True))[3:5]:
-        for num_draft_tokens, drafter in runs:
+    for index, drafter in zip((3, 4), DRAFTERS, strict=True):
+        entry, prompt = seeded[index], seeded[index].prompt
+        for num_draft_tokens in DEPTHS:
             ((answer,),) = await texts(client, [entry.request(num_draft_tokens, drafter)])
-            run = f"alone, γ={num_draft_tokens}, {drafter.value}, {entry.prompt.name}"
+            run = f"alone, γ={num_draft_tokens}, {drafter.value}, {prompt.name}"
             total.add(answer)
             differences += reference.differences_from(
-                run, entry.prompt.token_ids, answer.token_ids, expected, entry.choose()
+                run, prompt.token_ids, answer.token_ids, plain[index], entry.choose()
             )
     assert_excused(differences, total.num_emitted)
 
 
 async def test_choices_differ_and_are_the_same_from_another_process(
-    client: RouterClient, draft: Service, reference: Reference, seeded: list[Seeded]
+    services: Models, reference: Reference, seeded: list[Seeded]
 ) -> None:
     chosen = seeded[:4]
-    here = await texts(client, [entry.request(3, DrafterKind.MODEL, n=2) for entry in chosen])
-    async with target() as other_target, routed(other_target, draft) as other:
-        there = await texts(other, [entry.request(1, DrafterKind.NGRAM, n=2) for entry in chosen])
+    here, there = services.targets
+    async with routed([here], services.draft) as client, routed([there], services.draft) as other:
+        texts_here, texts_there = await asyncio.gather(
+            texts(client, [entry.request(3, DrafterKind.MODEL, n=2) for entry in chosen]),
+            texts(other, [entry.request(1, DrafterKind.NGRAM, n=2) for entry in chosen]),
+        )
     differences, total = [], Total()
-    for entry, *both in zip(chosen, here, there, strict=True):
+    for entry, *both in zip(chosen, texts_here, texts_there, strict=True):
         assert both[0][0].token_ids != both[0][1].token_ids
         for where, answers in zip(("here", "there"), both, strict=True):
             for choice_index, answer in enumerate(answers):
                 run = f"{where}, choice {choice_index}, {entry.prompt.name}"
                 total.add(answer)
-                differences += reference.differences(
-                    run, entry.prompt.token_ids, answer.token_ids, entry.choose(choice_index)
-                )
+                prompt, text = entry.prompt.token_ids, answer.token_ids
+                judged = reference.judge(prompt, text, entry.choose(choice_index))
+                differences += differences_of(run, text, judged)
     assert_excused(differences, total.num_emitted)
