@@ -3,8 +3,6 @@ from __future__ import annotations
 import itertools
 import math
 import random
-import statistics
-import time
 from dataclasses import replace
 
 import numpy as np
@@ -12,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.decision import LOOKUP, MODEL, realistic_due
 from specdecode import slots
 from specdecode.cost import Candidate, Choice, DraftCosts, DueCandidates, OtherLoad, StepCosts, choose
 from specdecode.cost_tables import Floats, Ints
@@ -19,8 +18,6 @@ from specdecode.errors import InvalidArgumentError
 from tests.cost.instances import Instance, best_rate, random_instance, random_survivals, rate
 
 FREE = DraftCosts(base_seconds=1e-9, single_pass=True)
-MODEL = DraftCosts(base_seconds=4e-4, pass_seconds=1.2e-3, token_seconds=1e-6)
-LOOKUP = DraftCosts(base_seconds=2e-4, sequence_seconds=1e-5, token_seconds=1e-6, single_pass=True)
 
 
 def solve(instance: Instance) -> Choice[str]:
@@ -63,7 +60,7 @@ def test_many_sequences_equal_an_exact_programme() -> None:
     """For 64 sequences trying everything is out of reach; exact dynamic programming per caps is not."""
     for seed in range(6):
         rng = random.Random(seed)
-        due = _realistic(rng, 64)
+        due = realistic_due(rng, 64)
         steps = StepCosts(0.006, 2e-5, buckets=tuple(range(16, 640, 16)))
         rate = choose(due, {"m": MODEL, "n": LOOKUP}, steps).rate
         # A rate is reachable iff max (emitted − rate·seconds) is at least 0.
@@ -99,22 +96,6 @@ def _excess(due: list[DueCandidates[str]], steps: StepCosts, rate: float) -> flo
         ) + LOOKUP.base_seconds * looks_up
         best = max(best, float((len(due) + table - rate * seconds).max()))
     return best
-
-
-def _realistic(rng: random.Random, count: int) -> list[DueCandidates[str]]:
-    """A model whose acceptance falls with depth beside a look-up that is all or nothing: the curves cross."""
-    due = []
-    for _ in range(count):
-        alpha, first, later = (
-            rng.uniform(0.5, 0.85),
-            rng.choice([0.05, 0.2, 0.4, 0.6, 0.85]),
-            rng.uniform(0.85, 0.97),
-        )
-        model = tuple(alpha ** (i + 1) for i in range(8))
-        due.append(
-            DueCandidates((Candidate("m", model), Candidate("n", tuple(first * later**i for i in range(8)))))
-        )
-    return due
 
 
 def test_a_memory_bound_target_is_given_every_slot_that_is_worth_its_draft_time() -> None:
@@ -258,22 +239,6 @@ def test_the_order_of_sequences_does_not_matter(seed: int) -> None:
     instance = random_instance(seed)
     turned = replace(instance, due=instance.due[::-1])
     assert solve(turned).rate == pytest.approx(solve(instance).rate, rel=1e-12)
-
-
-def test_a_decision_for_64_sequences_and_two_drafters_costs_less_than_a_millisecond() -> None:
-    steps = StepCosts(0.006, 2e-5, buckets=(1, 2, 4, *range(8, 256, 8), *range(256, 640, 16)))
-    seconds = []
-    for seed in range(20):
-        due = _realistic(random.Random(seed), 64)
-        seconds.append(min(_cpu_seconds(due, steps) for _ in range(5)))
-    assert statistics.median(seconds) < 1e-3
-
-
-def _cpu_seconds(due: list[DueCandidates[str]], steps: StepCosts) -> float:
-    """Of this thread: other work on the machine is no part of it."""
-    start = time.thread_time()
-    choose(due, {"m": MODEL, "n": LOOKUP}, steps, round_trip_seconds=2e-4)
-    return time.thread_time() - start
 
 
 @given(st.integers(0, 2**32))
