@@ -29,6 +29,7 @@ MAX_STOP_CHARACTERS = 256
 MAX_STOP_TOKEN_IDS = 64
 MAX_LOGPROBS = 20
 MAX_SALT_BYTES = 256
+MAX_TRAFFIC_CLASS_CHARACTERS = 64
 MAX_TEMPERATURE = 2.0
 MIN_TEMPERATURE = 1e-5
 """Below it logits divided by the temperature leave float32; 0 is greedy."""
@@ -47,6 +48,14 @@ class SpeculationMode(Enum):
     """The router decides."""
     ON = "on"
     OFF = "off"
+
+
+class Tier(Enum):
+    """What a request's time is worth."""
+
+    INTERACTIVE = "interactive"
+    BATCH = "batch"
+    """Latency does not matter: drafts only where they raise the throughput of all."""
 
 
 @dataclass(frozen=True)
@@ -104,6 +113,10 @@ class SpeculationOptions:
     num_draft_tokens: int | None = None
     drafter: DrafterKind | None = None
     method: Method | None = None
+    min_acceptance: float | None = None
+    tier: Tier = Tier.INTERACTIVE
+    traffic_class: str = ""
+    """Label of requests that are alike: their acceptance is learnt together."""
 
 
 @dataclass(frozen=True)

@@ -233,6 +233,20 @@ class LoadSnapshot:
     num_free_blocks: int = 0
     num_blocks: int = 0
     step_seconds: float = 0.0
+    num_ordered: int = 0
+    """Running sequences that the next step carries without another order (a lease, drafts to verify)."""
+    num_ordered_tokens: int = 0
+    """Query tokens of those."""
+    num_prefill_tokens: int = 0
+    """Prompt tokens that the next step computes."""
+    expected_emitted: float = 0.0
+    """Emitted tokens of the next step by what is ordered."""
+    price: float = 0.0
+    """λ: emitted tokens that one more token in flight would cost."""
+    idle_share: float = 1.0
+    """φ: share of the time that routers were waited for in which nothing ran, in [0, 1]."""
+    cost_ratio: float = 1.0
+    """What steps take of what the calibrated costs say."""
 
 
 @dataclass(frozen=True)
@@ -369,3 +383,9 @@ class RoundRecord:
     seconds: float = 0.0
     draft_seconds: float = 0.0
     times: StepTimes = field(default_factory=StepTimes)
+    predicted_emitted: float = 0.0
+    """When γ was decided; 0 where no decision was made (a lease that goes on), as the next two."""
+    predicted_seconds: float = 0.0
+    price: float = 0.0
+    tokens_in_flight: int = 0
+    """Of the step that verified."""

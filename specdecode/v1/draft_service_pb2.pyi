@@ -79,8 +79,18 @@ class GetDraftModelRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class DrafterCosts(_message.Message):
+    __slots__ = ("drafter", "costs")
+    DRAFTER_FIELD_NUMBER: _ClassVar[int]
+    COSTS_FIELD_NUMBER: _ClassVar[int]
+    drafter: _types_pb2.DrafterKind
+    costs: _types_pb2.DraftCosts
+    def __init__(self, drafter: _Optional[_Union[_types_pb2.DrafterKind, str]] = ..., costs: _Optional[_Union[_types_pb2.DraftCosts, _Mapping]] = ...) -> None: ...
+
 class GetDraftModelResponse(_message.Message):
-    __slots__ = ("model",)
+    __slots__ = ("model", "costs")
     MODEL_FIELD_NUMBER: _ClassVar[int]
+    COSTS_FIELD_NUMBER: _ClassVar[int]
     model: _types_pb2.ModelInfo
-    def __init__(self, model: _Optional[_Union[_types_pb2.ModelInfo, _Mapping]] = ...) -> None: ...
+    costs: _containers.RepeatedCompositeFieldContainer[DrafterCosts]
+    def __init__(self, model: _Optional[_Union[_types_pb2.ModelInfo, _Mapping]] = ..., costs: _Optional[_Iterable[_Union[DrafterCosts, _Mapping]]] = ...) -> None: ...

@@ -15,10 +15,19 @@ class SpeculationMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     SPECULATION_MODE_AUTO: _ClassVar[SpeculationMode]
     SPECULATION_MODE_ON: _ClassVar[SpeculationMode]
     SPECULATION_MODE_OFF: _ClassVar[SpeculationMode]
+
+class Tier(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    TIER_UNSPECIFIED: _ClassVar[Tier]
+    TIER_INTERACTIVE: _ClassVar[Tier]
+    TIER_BATCH: _ClassVar[Tier]
 SPECULATION_MODE_UNSPECIFIED: SpeculationMode
 SPECULATION_MODE_AUTO: SpeculationMode
 SPECULATION_MODE_ON: SpeculationMode
 SPECULATION_MODE_OFF: SpeculationMode
+TIER_UNSPECIFIED: Tier
+TIER_INTERACTIVE: Tier
+TIER_BATCH: Tier
 
 class ChatMessage(_message.Message):
     __slots__ = ("role", "content")
@@ -73,16 +82,22 @@ class SamplingOptions(_message.Message):
     def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logit_bias: _Optional[_Iterable[_Union[_types_pb2.LogitBias, _Mapping]]] = ..., allowed_token_ids: _Optional[_Union[_types_pb2.TokenIds, _Mapping]] = ..., banned_token_ids: _Optional[_Iterable[int]] = ..., max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., logprobs: _Optional[int] = ..., seed: _Optional[int] = ...) -> None: ...
 
 class SpeculationOptions(_message.Message):
-    __slots__ = ("mode", "num_draft_tokens", "drafter", "method")
+    __slots__ = ("mode", "num_draft_tokens", "drafter", "method", "min_acceptance", "tier", "traffic_class")
     MODE_FIELD_NUMBER: _ClassVar[int]
     NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     DRAFTER_FIELD_NUMBER: _ClassVar[int]
     METHOD_FIELD_NUMBER: _ClassVar[int]
+    MIN_ACCEPTANCE_FIELD_NUMBER: _ClassVar[int]
+    TIER_FIELD_NUMBER: _ClassVar[int]
+    TRAFFIC_CLASS_FIELD_NUMBER: _ClassVar[int]
     mode: SpeculationMode
     num_draft_tokens: int
     drafter: _types_pb2.DrafterKind
     method: _types_pb2.Method
-    def __init__(self, mode: _Optional[_Union[SpeculationMode, str]] = ..., num_draft_tokens: _Optional[int] = ..., drafter: _Optional[_Union[_types_pb2.DrafterKind, str]] = ..., method: _Optional[_Union[_types_pb2.Method, str]] = ...) -> None: ...
+    min_acceptance: float
+    tier: Tier
+    traffic_class: str
+    def __init__(self, mode: _Optional[_Union[SpeculationMode, str]] = ..., num_draft_tokens: _Optional[int] = ..., drafter: _Optional[_Union[_types_pb2.DrafterKind, str]] = ..., method: _Optional[_Union[_types_pb2.Method, str]] = ..., min_acceptance: _Optional[float] = ..., tier: _Optional[_Union[Tier, str]] = ..., traffic_class: _Optional[str] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
     __slots__ = ("text", "chat", "token_ids", "sampling", "speculation", "n", "model", "include_rounds", "cache_salt")
@@ -117,7 +132,7 @@ class EmittedToken(_message.Message):
     def __init__(self, token_id: _Optional[int] = ..., origin: _Optional[_Union[_types_pb2.Origin, str]] = ..., logprobs: _Optional[_Union[_types_pb2.TokenLogprobs, _Mapping]] = ...) -> None: ...
 
 class RoundRecord(_message.Message):
-    __slots__ = ("index", "num_drafted", "num_accepted", "num_emitted", "last_origin", "drafter", "reason", "round_seconds", "draft_seconds", "times")
+    __slots__ = ("index", "num_drafted", "num_accepted", "num_emitted", "last_origin", "drafter", "reason", "round_seconds", "draft_seconds", "times", "predicted_emitted", "predicted_seconds", "price", "tokens_in_flight")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     NUM_DRAFTED_FIELD_NUMBER: _ClassVar[int]
     NUM_ACCEPTED_FIELD_NUMBER: _ClassVar[int]
@@ -128,6 +143,10 @@ class RoundRecord(_message.Message):
     ROUND_SECONDS_FIELD_NUMBER: _ClassVar[int]
     DRAFT_SECONDS_FIELD_NUMBER: _ClassVar[int]
     TIMES_FIELD_NUMBER: _ClassVar[int]
+    PREDICTED_EMITTED_FIELD_NUMBER: _ClassVar[int]
+    PREDICTED_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    PRICE_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
     index: int
     num_drafted: int
     num_accepted: int
@@ -138,7 +157,11 @@ class RoundRecord(_message.Message):
     round_seconds: float
     draft_seconds: float
     times: _types_pb2.StepTimes
-    def __init__(self, index: _Optional[int] = ..., num_drafted: _Optional[int] = ..., num_accepted: _Optional[int] = ..., num_emitted: _Optional[int] = ..., last_origin: _Optional[_Union[_types_pb2.Origin, str]] = ..., drafter: _Optional[_Union[_types_pb2.DrafterKind, str]] = ..., reason: _Optional[str] = ..., round_seconds: _Optional[float] = ..., draft_seconds: _Optional[float] = ..., times: _Optional[_Union[_types_pb2.StepTimes, _Mapping]] = ...) -> None: ...
+    predicted_emitted: float
+    predicted_seconds: float
+    price: float
+    tokens_in_flight: int
+    def __init__(self, index: _Optional[int] = ..., num_drafted: _Optional[int] = ..., num_accepted: _Optional[int] = ..., num_emitted: _Optional[int] = ..., last_origin: _Optional[_Union[_types_pb2.Origin, str]] = ..., drafter: _Optional[_Union[_types_pb2.DrafterKind, str]] = ..., reason: _Optional[str] = ..., round_seconds: _Optional[float] = ..., draft_seconds: _Optional[float] = ..., times: _Optional[_Union[_types_pb2.StepTimes, _Mapping]] = ..., predicted_emitted: _Optional[float] = ..., predicted_seconds: _Optional[float] = ..., price: _Optional[float] = ..., tokens_in_flight: _Optional[int] = ...) -> None: ...
 
 class Usage(_message.Message):
     __slots__ = ("num_prompt_tokens", "num_cached_tokens", "num_emitted", "num_accepted", "num_bonus", "num_recovered", "num_plain", "num_drafted", "num_rounds", "num_failovers", "num_preemptions")

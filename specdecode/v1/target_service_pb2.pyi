@@ -116,9 +116,11 @@ class GetTargetModelRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetTargetModelResponse(_message.Message):
-    __slots__ = ("model", "load")
+    __slots__ = ("model", "load", "costs")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
+    COSTS_FIELD_NUMBER: _ClassVar[int]
     model: _types_pb2.ModelInfo
     load: _types_pb2.LoadSnapshot
-    def __init__(self, model: _Optional[_Union[_types_pb2.ModelInfo, _Mapping]] = ..., load: _Optional[_Union[_types_pb2.LoadSnapshot, _Mapping]] = ...) -> None: ...
+    costs: _types_pb2.StepCosts
+    def __init__(self, model: _Optional[_Union[_types_pb2.ModelInfo, _Mapping]] = ..., load: _Optional[_Union[_types_pb2.LoadSnapshot, _Mapping]] = ..., costs: _Optional[_Union[_types_pb2.StepCosts, _Mapping]] = ...) -> None: ...

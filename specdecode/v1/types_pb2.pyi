@@ -141,7 +141,7 @@ class StepTimes(_message.Message):
     def __init__(self, queue_seconds: _Optional[float] = ..., forward_seconds: _Optional[float] = ..., verify_seconds: _Optional[float] = ..., step_seconds: _Optional[float] = ...) -> None: ...
 
 class LoadSnapshot(_message.Message):
-    __slots__ = ("num_running", "num_waiting", "tokens_in_flight", "num_rows", "num_cached_tokens", "num_free_blocks", "num_blocks", "step_seconds")
+    __slots__ = ("num_running", "num_waiting", "tokens_in_flight", "num_rows", "num_cached_tokens", "num_free_blocks", "num_blocks", "step_seconds", "num_ordered", "num_ordered_tokens", "num_prefill_tokens", "expected_emitted", "price", "idle_share", "cost_ratio")
     NUM_RUNNING_FIELD_NUMBER: _ClassVar[int]
     NUM_WAITING_FIELD_NUMBER: _ClassVar[int]
     TOKENS_IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
@@ -150,6 +150,13 @@ class LoadSnapshot(_message.Message):
     NUM_FREE_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     STEP_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    NUM_ORDERED_FIELD_NUMBER: _ClassVar[int]
+    NUM_ORDERED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    NUM_PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_EMITTED_FIELD_NUMBER: _ClassVar[int]
+    PRICE_FIELD_NUMBER: _ClassVar[int]
+    IDLE_SHARE_FIELD_NUMBER: _ClassVar[int]
+    COST_RATIO_FIELD_NUMBER: _ClassVar[int]
     num_running: int
     num_waiting: int
     tokens_in_flight: int
@@ -158,7 +165,54 @@ class LoadSnapshot(_message.Message):
     num_free_blocks: int
     num_blocks: int
     step_seconds: float
-    def __init__(self, num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., tokens_in_flight: _Optional[int] = ..., num_rows: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., num_blocks: _Optional[int] = ..., step_seconds: _Optional[float] = ...) -> None: ...
+    num_ordered: int
+    num_ordered_tokens: int
+    num_prefill_tokens: int
+    expected_emitted: float
+    price: float
+    idle_share: float
+    cost_ratio: float
+    def __init__(self, num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., tokens_in_flight: _Optional[int] = ..., num_rows: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., num_blocks: _Optional[int] = ..., step_seconds: _Optional[float] = ..., num_ordered: _Optional[int] = ..., num_ordered_tokens: _Optional[int] = ..., num_prefill_tokens: _Optional[int] = ..., expected_emitted: _Optional[float] = ..., price: _Optional[float] = ..., idle_share: _Optional[float] = ..., cost_ratio: _Optional[float] = ...) -> None: ...
+
+class StepCosts(_message.Message):
+    __slots__ = ("base_seconds", "token_seconds", "cached_token_seconds", "overhead_seconds", "prefill_share", "tokens", "seconds", "buckets", "residual")
+    BASE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKEN_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    OVERHEAD_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_SHARE_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    BUCKETS_FIELD_NUMBER: _ClassVar[int]
+    RESIDUAL_FIELD_NUMBER: _ClassVar[int]
+    base_seconds: float
+    token_seconds: float
+    cached_token_seconds: float
+    overhead_seconds: float
+    prefill_share: float
+    tokens: _containers.RepeatedScalarFieldContainer[int]
+    seconds: _containers.RepeatedScalarFieldContainer[float]
+    buckets: _containers.RepeatedScalarFieldContainer[int]
+    residual: float
+    def __init__(self, base_seconds: _Optional[float] = ..., token_seconds: _Optional[float] = ..., cached_token_seconds: _Optional[float] = ..., overhead_seconds: _Optional[float] = ..., prefill_share: _Optional[float] = ..., tokens: _Optional[_Iterable[int]] = ..., seconds: _Optional[_Iterable[float]] = ..., buckets: _Optional[_Iterable[int]] = ..., residual: _Optional[float] = ...) -> None: ...
+
+class DraftCosts(_message.Message):
+    __slots__ = ("base_seconds", "pass_seconds", "sequence_seconds", "token_seconds", "cached_token_seconds", "single_pass", "residual")
+    BASE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    PASS_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKEN_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    SINGLE_PASS_FIELD_NUMBER: _ClassVar[int]
+    RESIDUAL_FIELD_NUMBER: _ClassVar[int]
+    base_seconds: float
+    pass_seconds: float
+    sequence_seconds: float
+    token_seconds: float
+    cached_token_seconds: float
+    single_pass: bool
+    residual: float
+    def __init__(self, base_seconds: _Optional[float] = ..., pass_seconds: _Optional[float] = ..., sequence_seconds: _Optional[float] = ..., token_seconds: _Optional[float] = ..., cached_token_seconds: _Optional[float] = ..., single_pass: _Optional[bool] = ..., residual: _Optional[float] = ...) -> None: ...
 
 class ModelInfo(_message.Message):
     __slots__ = ("name", "fingerprint", "vocab_size", "max_length", "dtype", "device", "eos_token_ids", "drafters", "num_parameters", "block_size", "num_blocks", "version")

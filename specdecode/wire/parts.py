@@ -199,6 +199,13 @@ def load_snapshot_to_proto(load: LoadSnapshot) -> pb.LoadSnapshot:
         num_free_blocks=load.num_free_blocks,
         num_blocks=load.num_blocks,
         step_seconds=load.step_seconds,
+        num_ordered=load.num_ordered,
+        num_ordered_tokens=load.num_ordered_tokens,
+        num_prefill_tokens=load.num_prefill_tokens,
+        expected_emitted=load.expected_emitted,
+        price=load.price,
+        idle_share=load.idle_share,
+        cost_ratio=load.cost_ratio,
     )
 
 
@@ -212,6 +219,13 @@ def load_snapshot_from_proto(message: pb.LoadSnapshot) -> LoadSnapshot:
         num_free_blocks=message.num_free_blocks,
         num_blocks=message.num_blocks,
         step_seconds=message.step_seconds,
+        num_ordered=message.num_ordered,
+        num_ordered_tokens=message.num_ordered_tokens,
+        num_prefill_tokens=message.num_prefill_tokens,
+        expected_emitted=message.expected_emitted,
+        price=message.price,
+        idle_share=message.idle_share,
+        cost_ratio=message.cost_ratio,
     )
 
 

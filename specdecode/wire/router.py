@@ -19,6 +19,7 @@ from specdecode.requests import (
     SpeculationMode,
     SpeculationOptions,
     TextPrompt,
+    Tier,
     TokenPrompt,
 )
 from specdecode.types import RoundRecord, Usage
@@ -42,6 +43,7 @@ from specdecode.wire.parts import (
 from specdecode.wire.status import error_from_proto, error_to_proto
 
 MODES = EnumCodec(SpeculationMode, pb.SpeculationMode, "SPECULATION_MODE")
+TIERS = EnumCodec(Tier, pb.Tier, "TIER")
 
 _USAGE_FIELDS = tuple(field.name for field in pb.Usage.DESCRIPTOR.fields)
 
@@ -66,6 +68,10 @@ def round_record_to_proto(record: RoundRecord) -> pb.RoundRecord:
         round_seconds=record.seconds,
         draft_seconds=record.draft_seconds,
         times=step_times_to_proto(record.times),
+        predicted_emitted=record.predicted_emitted,
+        predicted_seconds=record.predicted_seconds,
+        price=record.price,
+        tokens_in_flight=record.tokens_in_flight,
     )
 
 
@@ -81,6 +87,10 @@ def round_record_from_proto(message: pb.RoundRecord) -> RoundRecord:
         seconds=message.round_seconds,
         draft_seconds=message.draft_seconds,
         times=step_times_from_proto(message.times),
+        predicted_emitted=message.predicted_emitted,
+        predicted_seconds=message.predicted_seconds,
+        price=message.price,
+        tokens_in_flight=message.tokens_in_flight,
     )
 
 
@@ -138,6 +148,9 @@ def _speculation_options_to_proto(options: SpeculationOptions) -> pb.Speculation
         num_draft_tokens=options.num_draft_tokens,
         drafter=DRAFTERS.to_proto(options.drafter),
         method=METHODS.to_proto(options.method),
+        min_acceptance=options.min_acceptance,
+        tier=TIERS.to_proto(options.tier),
+        traffic_class=options.traffic_class,
     )
 
 
@@ -152,6 +165,9 @@ def generate_request_from_proto(message: pb.GenerateRequest) -> GenerateRequest:
             num_draft_tokens=options.num_draft_tokens if has_cap else None,
             drafter=DRAFTERS.optional_from_proto(options.drafter, "speculation.drafter"),
             method=METHODS.optional_from_proto(options.method, "speculation.method"),
+            min_acceptance=options.min_acceptance if options.HasField("min_acceptance") else None,
+            tier=TIERS.optional_from_proto(options.tier, "speculation.tier") or Tier.INTERACTIVE,
+            traffic_class=options.traffic_class,
         ),
         n=message.n if message.HasField("n") else None,
         model=message.model,
