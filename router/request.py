@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
+from router.figures import ChoiceFigures, Outlook
 from router.policy import DecisionReason
 from router.text import TextStream, Tokenizer
 from router.validation import ResolvedRequest
@@ -20,12 +21,28 @@ MAX_BUFFERED_TOKENS = 256
 
 @dataclass(frozen=True)
 class Round:
-    """What the router knows of a round before its result is there; seconds."""
+    """What the router knows of a round before its result is counted; seconds.
+
+    Attributes:
+        drafter: who was asked for drafts, whether or not any came; None: nobody.
+        predicted_emitted: of this round, when γ was decided; 0 where no decision was made (a lease that goes
+            on), as the next two.
+        price: emitted tokens that one more token in flight would have cost the replica.
+        tokens_in_flight: of the step that verified.
+        num_parameters: of the target.
+        outlook: what the decision knew of the other γ; None where it did not look.
+    """
 
     drafter: DrafterKind | None
     reason: DecisionReason
     began: float
     draft_seconds: float = 0.0
+    predicted_emitted: float = 0.0
+    predicted_seconds: float = 0.0
+    price: float = 0.0
+    tokens_in_flight: int = 0
+    num_parameters: int = 0
+    outlook: Outlook | None = None
 
 
 class Choice:
@@ -33,6 +50,7 @@ class Choice:
 
     Attributes:
         tokens: committed tokens, prompt and output.
+        figures: what is measured about its rounds.
         on_room: called when a choice that was `full` has been read; whoever stopped ordering sets it.
     """
 
@@ -43,6 +61,8 @@ class Choice:
         self.finish_reason: FinishReason | None = None
         self.error: SpecdecodeError | None = None
         self.on_room: Callable[[], None] | None = None
+        resolved = request.resolved
+        self.figures = ChoiceFigures(resolved.sampling.temperature, resolved.traffic_class, resolved.method)
         self._text = text
         self._unsaid: deque[EmittedToken] = deque()
         self._said = _Said()
@@ -90,6 +110,7 @@ class Choice:
         if self.resolved.include_rounds:
             self._said.rounds.extend(_records(self._counter.num_rounds, result, origins, round_, now))
         self._counter.count(result, origins)
+        self.figures.count(result, origins, round_, now - round_.began)
         if self.finish_reason is not None:
             self._finish()
         else:
@@ -125,6 +146,7 @@ class Choice:
             stop=self._text.stop if said.is_last else None,
             usage=self.usage if said.is_last else None,
             error=self.error if said.is_last else None,
+            report=self.figures.report() if said.is_last and self.resolved.include_report else (),
         )
 
     def _commit(self, result: StepResult) -> int:
@@ -235,6 +257,10 @@ def _records(
             seconds=(now - round_.began) / num_rounds,
             draft_seconds=round_.draft_seconds,
             times=result.times,
+            predicted_emitted=round_.predicted_emitted,
+            predicted_seconds=round_.predicted_seconds,
+            price=round_.price,
+            tokens_in_flight=round_.tokens_in_flight,
         )
         for offset, own in enumerate(emitted)
     ]

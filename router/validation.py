@@ -25,6 +25,7 @@ from specdecode.requests import (
     MAX_STOP_TOKEN_IDS,
     MAX_STOPS,
     MAX_TEMPERATURE,
+    MAX_TRAFFIC_CLASS_CHARACTERS,
     MIN_TEMPERATURE,
     ChatPrompt,
     GenerateRequest,
@@ -32,6 +33,7 @@ from specdecode.requests import (
     SpeculationMode,
     SpeculationOptions,
     TextPrompt,
+    Tier,
     TokenPrompt,
 )
 from specdecode.types import MAX_DRAFT_TOKENS, DrafterKind, Method, SamplingParams
@@ -66,6 +68,11 @@ class ResolvedRequest:
     """None: the router's choice."""
     include_rounds: bool
     cache_salt: bytes
+    min_acceptance: float | None = None
+    """None: the operator's."""
+    tier: Tier = Tier.INTERACTIVE
+    traffic_class: str = ""
+    include_report: bool = False
 
 
 async def resolve(request: GenerateRequest, tokenizer: Tokenizer, limits: ModelLimits) -> ResolvedRequest:
@@ -99,6 +106,10 @@ async def resolve(request: GenerateRequest, tokenizer: Tokenizer, limits: ModelL
         drafter=speculation.drafter,
         include_rounds=request.include_rounds,
         cache_salt=request.cache_salt,
+        min_acceptance=speculation.min_acceptance,
+        tier=speculation.tier,
+        traffic_class=speculation.traffic_class,
+        include_report=request.include_report,
     )
 
 
@@ -213,6 +224,8 @@ def _check_mass(
 
 def _check_speculation(checks: _Checks, options: SamplingOptions, speculation: SpeculationOptions) -> None:
     checks.in_range("speculation.num_draft_tokens", speculation.num_draft_tokens, 0, MAX_DRAFT_TOKENS)
+    checks.in_range("speculation.min_acceptance", speculation.min_acceptance, 0, 1)
+    _check_traffic_class(checks, speculation.traffic_class)
     method, greedy = speculation.method, options.temperature == 0
     if method is None:
         return
@@ -226,6 +239,13 @@ def _check_speculation(checks: _Checks, options: SamplingOptions, speculation: S
     if options.seed is not None and not greedy:
         fits = method not in (Method.REJECTION, Method.BLOCK)
         checks.require(fits, "sampling.seed", f"equal seeds give equal text with coupled, not with {name}")
+
+
+def _check_traffic_class(checks: _Checks, label: str) -> None:
+    """It is shown in tables, logs and dashboards."""
+    field, limit = "speculation.traffic_class", MAX_TRAFFIC_CLASS_CHARACTERS
+    checks.require(len(label) <= limit, field, _at_most(len(label), limit, "characters"))
+    checks.require(label.isprintable(), field, "holds characters that can't be printed")
 
 
 async def _tokenise(request: GenerateRequest, tokenizer: Tokenizer, limits: ModelLimits) -> tuple[int, ...]:

@@ -10,6 +10,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from specdecode.errors import SpecdecodeError
+from specdecode.figures import Figures
 from specdecode.types import (
     DrafterKind,
     FinishReason,
@@ -130,6 +131,7 @@ class GenerateRequest:
     model: str = ""
     include_rounds: bool = False
     cache_salt: bytes = b""
+    include_report: bool = False
 
 
 class EmittedToken(NamedTuple):
@@ -149,6 +151,8 @@ class Piece:
         stop: the stop string that ended the choice, if one did.
         usage: on the last piece of the choice; the prompt is counted with choice 0.
         error: instead of a finish reason, when this choice alone failed.
+        report: on the last piece of the choice, where it was asked for: one entry for each drafter that was
+            asked, and one for rounds that asked nobody.
     """
 
     request_id: str
@@ -160,6 +164,7 @@ class Piece:
     stop: str | None = None
     usage: Usage | None = None
     error: SpecdecodeError | None = None
+    report: tuple[Figures, ...] = ()
 
 
 @dataclass(frozen=True)
