@@ -29,6 +29,7 @@ from huggingface_hub.errors import (
 )
 from rich.progress import Progress
 
+from specdecode.cache import cache_root
 from specdecode.checkpoints import MANIFEST_NAME, Manifest, convert, sha256, truncate_layers
 from specdecode.errors import (
     FailedPreconditionError,
@@ -120,8 +121,7 @@ class ModelEntry:
 
 def cache_dir() -> Path:
     """`$SPECDECODE_CACHE/models`, by default `~/.cache/specdecode/models`."""
-    root = os.environ.get("SPECDECODE_CACHE") or "~/.cache/specdecode"
-    return Path(root).expanduser() / "models"
+    return cache_root() / "models"
 
 
 def fetch(name: str, progress: Progress | None = None) -> Path:
