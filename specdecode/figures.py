@@ -1,8 +1,8 @@
 """What is measured about speculation: sums over rounds, and what follows from them. Pure arithmetic.
 
 Everything is kept as a sum, so that figures of many requests add up; shares, means and speedups are
-properties. The histogram of accepted runs, `runs[γ][a]`, holds most counts: rounds, drafted and accepted tokens,
-in all and by draft position, are its margins.
+properties. The histogram of accepted runs, `runs[γ][a]`, holds most counts: rounds, drafted and accepted
+tokens, in all and by draft position, are its margins.
 """
 
 from __future__ import annotations

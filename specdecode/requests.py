@@ -134,6 +134,30 @@ class GenerateRequest:
     include_report: bool = False
 
 
+@dataclass(frozen=True)
+class PolicyOptions:
+    """The operator's limits on speculation: None leaves one as it is; what is in force has them all.
+
+    Attributes:
+        enabled: whether anything is drafted at all.
+        max_draft_tokens: largest γ.
+        max_tokens_in_flight: query tokens of one step that drafts may fill it up to; 0: as many as the target
+            takes.
+        min_acceptances: (drafter, least share of accepted drafts); drafters that are not named keep theirs.
+        max_temperature: requests above it are not drafted for.
+        lease_seconds: how long a target may go on without asking.
+        batch_weight: what an emitted token of tier batch is worth of an interactive one.
+    """
+
+    enabled: bool | None = None
+    max_draft_tokens: int | None = None
+    max_tokens_in_flight: int | None = None
+    min_acceptances: tuple[tuple[DrafterKind, float], ...] = ()
+    max_temperature: float | None = None
+    lease_seconds: float | None = None
+    batch_weight: float | None = None
+
+
 class EmittedToken(NamedTuple):
     """One token of a choice."""
 

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specdecode import errors, requests, types, wire
+from specdecode import figures as measured
 from specdecode.errors import InvalidArgumentError, Reason, SpecdecodeError
 from specdecode.v1 import draft_service_pb2 as draft_pb
 from specdecode.v1 import router_service_pb2 as router_pb
@@ -94,6 +95,9 @@ def router_requests() -> st.SearchStrategy[requests.GenerateRequest]:
         st.none() | uint32,
         st.none() | drafters,
         st.none() | methods,
+        st.none() | float32,
+        st.sampled_from(requests.Tier),
+        text,
     )
     return st.builds(
         requests.GenerateRequest,
@@ -104,6 +108,7 @@ def router_requests() -> st.SearchStrategy[requests.GenerateRequest]:
         text,
         st.booleans(),
         st.binary(max_size=8),
+        st.booleans(),
     )
 
 
@@ -239,6 +244,46 @@ round_records = st.builds(
     seconds=float32,
     draft_seconds=float32,
     times=times,
+    predicted_emitted=float32,
+    predicted_seconds=float32,
+    price=float32,
+    tokens_in_flight=uint32,
+)
+float64 = st.floats(allow_nan=False)
+float64s = tuples(float64)
+
+
+@st.composite
+def figures(draw: st.DrawFn) -> measured.Figures:
+    """γ without rounds are not sent, so that the last one must have some."""
+    depth = draw(st.integers(0, 4))
+    runs = [tuple(draw(uint64) for _ in range(length + 1)) for length in range(depth)]
+    if runs and not any(runs[-1]):
+        runs[-1] = (1,) * depth
+    positions = draw(tuples(st.tuples(float64, float64)))
+    label = st.builds(measured.FigureLabel, text, text, st.none() | drafters, methods)
+    return measured.Figures(
+        draw(label),
+        tuple(runs),
+        *(draw(uint64) for _ in range(4)),
+        tuple(pair[0] for pair in positions),
+        tuple(pair[1] for pair in positions),
+        draw(tuples(st.tuples(text, uint64))),
+        *(draw(float64) for _ in range(4)),
+        draw(st.builds(measured.Predictions, uint64, float64, float64, uint64, float64)),
+        draw(st.builds(measured.Regret, uint64, float64, float64s)),
+    )
+
+
+policies = st.builds(
+    requests.PolicyOptions,
+    enabled=st.none() | st.booleans(),
+    max_draft_tokens=st.none() | uint32,
+    max_tokens_in_flight=st.none() | uint32,
+    min_acceptances=tuples(st.tuples(drafters, float64)),
+    max_temperature=st.none() | float64,
+    lease_seconds=st.none() | float64,
+    batch_weight=st.none() | float64,
 )
 pieces = st.builds(
     requests.Piece,
@@ -251,6 +296,7 @@ pieces = st.builds(
     stop=st.none() | st.text(min_size=1, max_size=12),
     usage=st.none() | usages,
     error=st.none() | specdecode_errors(),
+    report=tuples(figures(), 2),
 )
 
 MESSAGES: dict[str, tuple[st.SearchStrategy[Any], type[Message]]] = {
@@ -288,6 +334,8 @@ MESSAGES: dict[str, tuple[st.SearchStrategy[Any], type[Message]]] = {
     "usage": (usages, router_pb.Usage),
     "round_record": (round_records, router_pb.RoundRecord),
     "piece": (pieces, router_pb.GenerateResponse),
+    "figures": (figures(), router_pb.Figures),
+    "policy": (policies, router_pb.Policy),
     "generate_request": (router_requests(), router_pb.GenerateRequest),
     "router_status": (
         st.builds(

@@ -100,7 +100,7 @@ class SpeculationOptions(_message.Message):
     def __init__(self, mode: _Optional[_Union[SpeculationMode, str]] = ..., num_draft_tokens: _Optional[int] = ..., drafter: _Optional[_Union[_types_pb2.DrafterKind, str]] = ..., method: _Optional[_Union[_types_pb2.Method, str]] = ..., min_acceptance: _Optional[float] = ..., tier: _Optional[_Union[Tier, str]] = ..., traffic_class: _Optional[str] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("text", "chat", "token_ids", "sampling", "speculation", "n", "model", "include_rounds", "cache_salt")
+    __slots__ = ("text", "chat", "token_ids", "sampling", "speculation", "n", "model", "include_rounds", "cache_salt", "include_report")
     TEXT_FIELD_NUMBER: _ClassVar[int]
     CHAT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -110,6 +110,7 @@ class GenerateRequest(_message.Message):
     MODEL_FIELD_NUMBER: _ClassVar[int]
     INCLUDE_ROUNDS_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
+    INCLUDE_REPORT_FIELD_NUMBER: _ClassVar[int]
     text: str
     chat: ChatPrompt
     token_ids: _types_pb2.TokenIds
@@ -119,7 +120,8 @@ class GenerateRequest(_message.Message):
     model: str
     include_rounds: bool
     cache_salt: bytes
-    def __init__(self, text: _Optional[str] = ..., chat: _Optional[_Union[ChatPrompt, _Mapping]] = ..., token_ids: _Optional[_Union[_types_pb2.TokenIds, _Mapping]] = ..., sampling: _Optional[_Union[SamplingOptions, _Mapping]] = ..., speculation: _Optional[_Union[SpeculationOptions, _Mapping]] = ..., n: _Optional[int] = ..., model: _Optional[str] = ..., include_rounds: _Optional[bool] = ..., cache_salt: _Optional[bytes] = ...) -> None: ...
+    include_report: bool
+    def __init__(self, text: _Optional[str] = ..., chat: _Optional[_Union[ChatPrompt, _Mapping]] = ..., token_ids: _Optional[_Union[_types_pb2.TokenIds, _Mapping]] = ..., sampling: _Optional[_Union[SamplingOptions, _Mapping]] = ..., speculation: _Optional[_Union[SpeculationOptions, _Mapping]] = ..., n: _Optional[int] = ..., model: _Optional[str] = ..., include_rounds: _Optional[bool] = ..., cache_salt: _Optional[bytes] = ..., include_report: _Optional[bool] = ...) -> None: ...
 
 class EmittedToken(_message.Message):
     __slots__ = ("token_id", "origin", "logprobs")
@@ -190,7 +192,7 @@ class Usage(_message.Message):
     def __init__(self, num_prompt_tokens: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., num_emitted: _Optional[int] = ..., num_accepted: _Optional[int] = ..., num_bonus: _Optional[int] = ..., num_recovered: _Optional[int] = ..., num_plain: _Optional[int] = ..., num_drafted: _Optional[int] = ..., num_rounds: _Optional[int] = ..., num_failovers: _Optional[int] = ..., num_preemptions: _Optional[int] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
-    __slots__ = ("request_id", "choice", "text", "tokens", "rounds", "finish_reason", "stop", "usage", "error")
+    __slots__ = ("request_id", "choice", "text", "tokens", "rounds", "finish_reason", "stop", "usage", "error", "report")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     CHOICE_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
@@ -200,6 +202,7 @@ class GenerateResponse(_message.Message):
     STOP_FIELD_NUMBER: _ClassVar[int]
     USAGE_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
+    REPORT_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     choice: int
     text: str
@@ -209,7 +212,100 @@ class GenerateResponse(_message.Message):
     stop: str
     usage: Usage
     error: _status_pb2.Status
-    def __init__(self, request_id: _Optional[str] = ..., choice: _Optional[int] = ..., text: _Optional[str] = ..., tokens: _Optional[_Iterable[_Union[EmittedToken, _Mapping]]] = ..., rounds: _Optional[_Iterable[_Union[RoundRecord, _Mapping]]] = ..., finish_reason: _Optional[_Union[_types_pb2.FinishReason, str]] = ..., stop: _Optional[str] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., error: _Optional[_Union[_status_pb2.Status, _Mapping]] = ...) -> None: ...
+    report: SpeculationReport
+    def __init__(self, request_id: _Optional[str] = ..., choice: _Optional[int] = ..., text: _Optional[str] = ..., tokens: _Optional[_Iterable[_Union[EmittedToken, _Mapping]]] = ..., rounds: _Optional[_Iterable[_Union[RoundRecord, _Mapping]]] = ..., finish_reason: _Optional[_Union[_types_pb2.FinishReason, str]] = ..., stop: _Optional[str] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., error: _Optional[_Union[_status_pb2.Status, _Mapping]] = ..., report: _Optional[_Union[SpeculationReport, _Mapping]] = ...) -> None: ...
+
+class FigureLabel(_message.Message):
+    __slots__ = ("temperature", "traffic_class", "drafter", "method")
+    TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
+    TRAFFIC_CLASS_FIELD_NUMBER: _ClassVar[int]
+    DRAFTER_FIELD_NUMBER: _ClassVar[int]
+    METHOD_FIELD_NUMBER: _ClassVar[int]
+    temperature: str
+    traffic_class: str
+    drafter: _types_pb2.DrafterKind
+    method: _types_pb2.Method
+    def __init__(self, temperature: _Optional[str] = ..., traffic_class: _Optional[str] = ..., drafter: _Optional[_Union[_types_pb2.DrafterKind, str]] = ..., method: _Optional[_Union[_types_pb2.Method, str]] = ...) -> None: ...
+
+class AcceptedRuns(_message.Message):
+    __slots__ = ("num_drafted", "num_rounds")
+    NUM_DRAFTED_FIELD_NUMBER: _ClassVar[int]
+    NUM_ROUNDS_FIELD_NUMBER: _ClassVar[int]
+    num_drafted: int
+    num_rounds: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, num_drafted: _Optional[int] = ..., num_rounds: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class ReasonCount(_message.Message):
+    __slots__ = ("reason", "num_rounds")
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    NUM_ROUNDS_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    num_rounds: int
+    def __init__(self, reason: _Optional[str] = ..., num_rounds: _Optional[int] = ...) -> None: ...
+
+class Predictions(_message.Message):
+    __slots__ = ("num_rounds", "predicted_emitted", "predicted_seconds", "emitted", "seconds")
+    NUM_ROUNDS_FIELD_NUMBER: _ClassVar[int]
+    PREDICTED_EMITTED_FIELD_NUMBER: _ClassVar[int]
+    PREDICTED_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    EMITTED_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    num_rounds: int
+    predicted_emitted: float
+    predicted_seconds: float
+    emitted: int
+    seconds: float
+    def __init__(self, num_rounds: _Optional[int] = ..., predicted_emitted: _Optional[float] = ..., predicted_seconds: _Optional[float] = ..., emitted: _Optional[int] = ..., seconds: _Optional[float] = ...) -> None: ...
+
+class Regret(_message.Message):
+    __slots__ = ("num_rounds", "expected", "lost")
+    NUM_ROUNDS_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_FIELD_NUMBER: _ClassVar[int]
+    LOST_FIELD_NUMBER: _ClassVar[int]
+    num_rounds: int
+    expected: float
+    lost: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, num_rounds: _Optional[int] = ..., expected: _Optional[float] = ..., lost: _Optional[_Iterable[float]] = ...) -> None: ...
+
+class Figures(_message.Message):
+    __slots__ = ("label", "runs", "num_emitted", "num_recovered", "num_cut", "num_fallbacks", "tested", "passed", "reasons", "seconds", "draft_seconds", "step_seconds", "target_flops", "predictions", "regret")
+    LABEL_FIELD_NUMBER: _ClassVar[int]
+    RUNS_FIELD_NUMBER: _ClassVar[int]
+    NUM_EMITTED_FIELD_NUMBER: _ClassVar[int]
+    NUM_RECOVERED_FIELD_NUMBER: _ClassVar[int]
+    NUM_CUT_FIELD_NUMBER: _ClassVar[int]
+    NUM_FALLBACKS_FIELD_NUMBER: _ClassVar[int]
+    TESTED_FIELD_NUMBER: _ClassVar[int]
+    PASSED_FIELD_NUMBER: _ClassVar[int]
+    REASONS_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    STEP_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    TARGET_FLOPS_FIELD_NUMBER: _ClassVar[int]
+    PREDICTIONS_FIELD_NUMBER: _ClassVar[int]
+    REGRET_FIELD_NUMBER: _ClassVar[int]
+    label: FigureLabel
+    runs: _containers.RepeatedCompositeFieldContainer[AcceptedRuns]
+    num_emitted: int
+    num_recovered: int
+    num_cut: int
+    num_fallbacks: int
+    tested: _containers.RepeatedScalarFieldContainer[float]
+    passed: _containers.RepeatedScalarFieldContainer[float]
+    reasons: _containers.RepeatedCompositeFieldContainer[ReasonCount]
+    seconds: float
+    draft_seconds: float
+    step_seconds: float
+    target_flops: float
+    predictions: Predictions
+    regret: Regret
+    def __init__(self, label: _Optional[_Union[FigureLabel, _Mapping]] = ..., runs: _Optional[_Iterable[_Union[AcceptedRuns, _Mapping]]] = ..., num_emitted: _Optional[int] = ..., num_recovered: _Optional[int] = ..., num_cut: _Optional[int] = ..., num_fallbacks: _Optional[int] = ..., tested: _Optional[_Iterable[float]] = ..., passed: _Optional[_Iterable[float]] = ..., reasons: _Optional[_Iterable[_Union[ReasonCount, _Mapping]]] = ..., seconds: _Optional[float] = ..., draft_seconds: _Optional[float] = ..., step_seconds: _Optional[float] = ..., target_flops: _Optional[float] = ..., predictions: _Optional[_Union[Predictions, _Mapping]] = ..., regret: _Optional[_Union[Regret, _Mapping]] = ...) -> None: ...
+
+class SpeculationReport(_message.Message):
+    __slots__ = ("figures",)
+    FIGURES_FIELD_NUMBER: _ClassVar[int]
+    figures: _containers.RepeatedCompositeFieldContainer[Figures]
+    def __init__(self, figures: _Optional[_Iterable[_Union[Figures, _Mapping]]] = ...) -> None: ...
 
 class GetStatusRequest(_message.Message):
     __slots__ = ()
@@ -240,3 +336,61 @@ class GetStatusResponse(_message.Message):
     num_requests: int
     version: str
     def __init__(self, targets: _Optional[_Iterable[_Union[ReplicaStatus, _Mapping]]] = ..., drafts: _Optional[_Iterable[_Union[ReplicaStatus, _Mapping]]] = ..., num_requests: _Optional[int] = ..., version: _Optional[str] = ...) -> None: ...
+
+class GetFiguresRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetFiguresResponse(_message.Message):
+    __slots__ = ("figures",)
+    FIGURES_FIELD_NUMBER: _ClassVar[int]
+    figures: _containers.RepeatedCompositeFieldContainer[Figures]
+    def __init__(self, figures: _Optional[_Iterable[_Union[Figures, _Mapping]]] = ...) -> None: ...
+
+class DrafterLimit(_message.Message):
+    __slots__ = ("drafter", "min_acceptance")
+    DRAFTER_FIELD_NUMBER: _ClassVar[int]
+    MIN_ACCEPTANCE_FIELD_NUMBER: _ClassVar[int]
+    drafter: _types_pb2.DrafterKind
+    min_acceptance: float
+    def __init__(self, drafter: _Optional[_Union[_types_pb2.DrafterKind, str]] = ..., min_acceptance: _Optional[float] = ...) -> None: ...
+
+class Policy(_message.Message):
+    __slots__ = ("enabled", "max_draft_tokens", "max_tokens_in_flight", "min_acceptances", "max_temperature", "lease_seconds", "batch_weight")
+    ENABLED_FIELD_NUMBER: _ClassVar[int]
+    MAX_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    MAX_TOKENS_IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
+    MIN_ACCEPTANCES_FIELD_NUMBER: _ClassVar[int]
+    MAX_TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
+    LEASE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    BATCH_WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    enabled: bool
+    max_draft_tokens: int
+    max_tokens_in_flight: int
+    min_acceptances: _containers.RepeatedCompositeFieldContainer[DrafterLimit]
+    max_temperature: float
+    lease_seconds: float
+    batch_weight: float
+    def __init__(self, enabled: _Optional[bool] = ..., max_draft_tokens: _Optional[int] = ..., max_tokens_in_flight: _Optional[int] = ..., min_acceptances: _Optional[_Iterable[_Union[DrafterLimit, _Mapping]]] = ..., max_temperature: _Optional[float] = ..., lease_seconds: _Optional[float] = ..., batch_weight: _Optional[float] = ...) -> None: ...
+
+class GetPolicyRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetPolicyResponse(_message.Message):
+    __slots__ = ("policy",)
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    policy: Policy
+    def __init__(self, policy: _Optional[_Union[Policy, _Mapping]] = ...) -> None: ...
+
+class SetPolicyRequest(_message.Message):
+    __slots__ = ("policy",)
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    policy: Policy
+    def __init__(self, policy: _Optional[_Union[Policy, _Mapping]] = ...) -> None: ...
+
+class SetPolicyResponse(_message.Message):
+    __slots__ = ("policy",)
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    policy: Policy
+    def __init__(self, policy: _Optional[_Union[Policy, _Mapping]] = ...) -> None: ...

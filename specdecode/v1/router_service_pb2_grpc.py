@@ -45,6 +45,21 @@ class RouterServiceStub:
                 request_serializer=specdecode_dot_v1_dot_router__service__pb2.GetStatusRequest.SerializeToString,
                 response_deserializer=specdecode_dot_v1_dot_router__service__pb2.GetStatusResponse.FromString,
                 _registered_method=True)
+        self.GetFigures = channel.unary_unary(
+                '/specdecode.v1.RouterService/GetFigures',
+                request_serializer=specdecode_dot_v1_dot_router__service__pb2.GetFiguresRequest.SerializeToString,
+                response_deserializer=specdecode_dot_v1_dot_router__service__pb2.GetFiguresResponse.FromString,
+                _registered_method=True)
+        self.GetPolicy = channel.unary_unary(
+                '/specdecode.v1.RouterService/GetPolicy',
+                request_serializer=specdecode_dot_v1_dot_router__service__pb2.GetPolicyRequest.SerializeToString,
+                response_deserializer=specdecode_dot_v1_dot_router__service__pb2.GetPolicyResponse.FromString,
+                _registered_method=True)
+        self.SetPolicy = channel.unary_unary(
+                '/specdecode.v1.RouterService/SetPolicy',
+                request_serializer=specdecode_dot_v1_dot_router__service__pb2.SetPolicyRequest.SerializeToString,
+                response_deserializer=specdecode_dot_v1_dot_router__service__pb2.SetPolicyResponse.FromString,
+                _registered_method=True)
 
 
 class RouterServiceServicer:
@@ -64,6 +79,27 @@ class RouterServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetFigures(self, request, context):
+        """What was measured about speculation since the router started, running requests included.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetPolicy(self, request, context):
+        """The operator's limits on speculation that are in force.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetPolicy(self, request, context):
+        """Changes some of them, from the next round on; the others stay.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RouterServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -76,6 +112,21 @@ def add_RouterServiceServicer_to_server(servicer, server):
                     servicer.GetStatus,
                     request_deserializer=specdecode_dot_v1_dot_router__service__pb2.GetStatusRequest.FromString,
                     response_serializer=specdecode_dot_v1_dot_router__service__pb2.GetStatusResponse.SerializeToString,
+            ),
+            'GetFigures': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetFigures,
+                    request_deserializer=specdecode_dot_v1_dot_router__service__pb2.GetFiguresRequest.FromString,
+                    response_serializer=specdecode_dot_v1_dot_router__service__pb2.GetFiguresResponse.SerializeToString,
+            ),
+            'GetPolicy': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetPolicy,
+                    request_deserializer=specdecode_dot_v1_dot_router__service__pb2.GetPolicyRequest.FromString,
+                    response_serializer=specdecode_dot_v1_dot_router__service__pb2.GetPolicyResponse.SerializeToString,
+            ),
+            'SetPolicy': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetPolicy,
+                    request_deserializer=specdecode_dot_v1_dot_router__service__pb2.SetPolicyRequest.FromString,
+                    response_serializer=specdecode_dot_v1_dot_router__service__pb2.SetPolicyResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -133,6 +184,87 @@ class RouterService:
             '/specdecode.v1.RouterService/GetStatus',
             specdecode_dot_v1_dot_router__service__pb2.GetStatusRequest.SerializeToString,
             specdecode_dot_v1_dot_router__service__pb2.GetStatusResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetFigures(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/specdecode.v1.RouterService/GetFigures',
+            specdecode_dot_v1_dot_router__service__pb2.GetFiguresRequest.SerializeToString,
+            specdecode_dot_v1_dot_router__service__pb2.GetFiguresResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetPolicy(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/specdecode.v1.RouterService/GetPolicy',
+            specdecode_dot_v1_dot_router__service__pb2.GetPolicyRequest.SerializeToString,
+            specdecode_dot_v1_dot_router__service__pb2.GetPolicyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetPolicy(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/specdecode.v1.RouterService/SetPolicy',
+            specdecode_dot_v1_dot_router__service__pb2.SetPolicyRequest.SerializeToString,
+            specdecode_dot_v1_dot_router__service__pb2.SetPolicyResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -18,6 +18,12 @@ from specdecode.wire.draft import (
     propose_from_proto,
     propose_to_proto,
 )
+from specdecode.wire.figures import (
+    figures_from_proto,
+    figures_to_proto,
+    policy_from_proto,
+    policy_to_proto,
+)
 from specdecode.wire.parts import (
     DRAFTERS,
     FINISH_REASONS,
@@ -90,6 +96,8 @@ __all__ = [
     "drafts_frame_to_proto",
     "error_from_proto",
     "error_to_proto",
+    "figures_from_proto",
+    "figures_to_proto",
     "generate_request_from_proto",
     "generate_request_to_proto",
     "lease_from_proto",
@@ -104,6 +112,8 @@ __all__ = [
     "open_sequence_to_proto",
     "piece_from_proto",
     "piece_to_proto",
+    "policy_from_proto",
+    "policy_to_proto",
     "propose_from_proto",
     "propose_to_proto",
     "round_record_from_proto",

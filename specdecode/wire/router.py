@@ -25,6 +25,7 @@ from specdecode.requests import (
 from specdecode.types import RoundRecord, Usage
 from specdecode.v1 import router_service_pb2 as pb
 from specdecode.v1 import types_pb2
+from specdecode.wire.figures import figures_from_proto, figures_to_proto
 from specdecode.wire.parts import (
     DRAFTERS,
     FINISH_REASONS,
@@ -103,6 +104,7 @@ def generate_request_to_proto(request: GenerateRequest) -> pb.GenerateRequest:
         model=request.model,
         include_rounds=request.include_rounds,
         cache_salt=request.cache_salt,
+        include_report=request.include_report,
     )
 
 
@@ -173,6 +175,7 @@ def generate_request_from_proto(message: pb.GenerateRequest) -> GenerateRequest:
         model=message.model,
         include_rounds=message.include_rounds,
         cache_salt=message.cache_salt,
+        include_report=message.include_report,
     )
 
 
@@ -233,6 +236,7 @@ def piece_to_proto(piece: Piece) -> pb.GenerateResponse:
         stop=piece.stop or "",
         usage=None if piece.usage is None else usage_to_proto(piece.usage),
         error=None if piece.error is None else error_to_proto(piece.error),
+        report=(pb.SpeculationReport(figures=map(figures_to_proto, piece.report)) if piece.report else None),
     )
 
 
@@ -247,6 +251,7 @@ def piece_from_proto(message: pb.GenerateResponse) -> Piece:
         stop=message.stop or None,
         usage=usage_from_proto(message.usage) if message.HasField("usage") else None,
         error=error_from_proto(message.error) if message.HasField("error") else None,
+        report=tuple(map(figures_from_proto, message.report.figures)),
     )
 
 
