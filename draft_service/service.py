@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing
 from functools import partial
+from types import MappingProxyType
 
 import grpc
 
 from draft_service.loop import DraftLoop, DraftStream
 from specdecode import wire
+from specdecode.cost_tables import DraftCosts
 from specdecode.errors import SpecdecodeError
 from specdecode.serving import aborting
-from specdecode.types import Draft, DraftsFrame, ModelInfo
+from specdecode.types import Draft, DrafterKind, DraftsFrame, ModelInfo
 from specdecode.v1 import draft_service_pb2 as pb
 from specdecode.v1 import draft_service_pb2_grpc as pb_grpc
 
@@ -31,20 +33,29 @@ class DraftServicer(pb_grpc.DraftServiceServicer):  # type: ignore[misc]
         loop: started; the servicer does not stop it.
         info: what GetDraftModel answers.
         draining: set when the service has begun to end.
+        costs: of the drafters that were measured.
     """
 
-    def __init__(self, loop: DraftLoop, info: ModelInfo, draining: asyncio.Event) -> None:
+    def __init__(
+        self,
+        loop: DraftLoop,
+        info: ModelInfo,
+        draining: asyncio.Event,
+        costs: Mapping[DrafterKind, DraftCosts] = MappingProxyType({}),
+    ) -> None:
         self._loop = loop
         self._info = info
         self._draining = draining
+        self._costs = costs
 
     async def GetDraftModel(
         self,
         request: pb.GetDraftModelRequest,
         context: grpc.aio.ServicerContext[pb.GetDraftModelRequest, pb.GetDraftModelResponse],
     ) -> pb.GetDraftModelResponse:
-        """What is served."""
-        return pb.GetDraftModelResponse(model=wire.model_info_to_proto(self._info))
+        """What is served, and what drafting costs."""
+        costs = wire.drafter_costs_to_proto(self._costs)
+        return pb.GetDraftModelResponse(model=wire.model_info_to_proto(self._info), costs=costs)
 
     async def Draft(
         self,

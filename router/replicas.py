@@ -10,12 +10,14 @@ import asyncio
 import logging
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
 import grpc
 
+from specdecode.cost_tables import DraftCosts, StepCosts
 from specdecode.errors import (
     FailedPreconditionError,
     InternalError,
@@ -28,6 +30,7 @@ from specdecode.serving import connect, error_from_rpc
 from specdecode.types import (
     DecodeFrame,
     Draft,
+    DrafterKind,
     DraftFrame,
     DraftsFrame,
     LoadSnapshot,
@@ -44,8 +47,10 @@ from specdecode.wire import (
     decode_frame_to_proto,
     draft_frame_to_proto,
     draft_from_proto,
+    drafter_costs_from_proto,
     load_snapshot_from_proto,
     model_info_from_proto,
+    step_costs_from_proto,
     step_frame_from_proto,
 )
 
@@ -211,16 +216,20 @@ class TargetLink(Link[DecodeFrame, StepFrame]):
     Attributes:
         load: the replica's, at the end of the last step that the router heard of.
         draining: the replica opens nothing any more; until the link comes up anew.
+        costs: of its steps, as it measured them last; None where it did not. `load.cost_ratio` corrects
+            them.
     """
 
     kind = "target"
     load = LoadSnapshot()
     draining = False
+    costs: StepCosts | None = None
 
     async def _hello(self, channel: grpc.aio.Channel) -> ModelInfo:
         stub = target_grpc.TargetServiceStub(channel)
         reply = await stub.GetTargetModel(target_pb.GetTargetModelRequest(), timeout=_HELLO_SECONDS)
         self.load, self.draining = load_snapshot_from_proto(reply.load), False
+        self.costs = step_costs_from_proto(reply.costs) if reply.HasField("costs") else None
         return model_info_from_proto(reply.model)
 
     def _open(self, channel: grpc.aio.Channel) -> Any:
@@ -235,13 +244,19 @@ class TargetLink(Link[DecodeFrame, StepFrame]):
     def _decode(self, message: Any) -> StepFrame:
         frame = step_frame_from_proto(message)
         self.load = frame.load
+        self.costs = frame.costs or self.costs
         return frame
 
 
 class DraftLink(Link[DraftFrame, DraftsFrame]):
-    """The draft service."""
+    """The draft service.
+
+    Attributes:
+        costs: of its drafters that were measured.
+    """
 
     kind = "draft"
+    costs: Mapping[DrafterKind, DraftCosts] = MappingProxyType({})
 
     def _check_vocabulary(self, info: ModelInfo) -> None:
         if info.fingerprint:  # lookup drafters alone have no vocabulary of their own
@@ -250,6 +265,7 @@ class DraftLink(Link[DraftFrame, DraftsFrame]):
     async def _hello(self, channel: grpc.aio.Channel) -> ModelInfo:
         stub = draft_grpc.DraftServiceStub(channel)
         reply = await stub.GetDraftModel(draft_pb.GetDraftModelRequest(), timeout=_HELLO_SECONDS)
+        self.costs = drafter_costs_from_proto(reply.costs)
         return model_info_from_proto(reply.model)
 
     def _open(self, channel: grpc.aio.Channel) -> Any:

@@ -14,6 +14,7 @@ from enum import Enum
 import numpy as np
 import numpy.typing as npt
 
+from specdecode.cost_tables import StepCosts
 from specdecode.errors import SpecdecodeError
 
 MAX_DRAFT_TOKENS = 32
@@ -256,6 +257,8 @@ class StepFrame:
     step: int
     load: LoadSnapshot
     results: tuple[StepResult, ...] = ()
+    costs: StepCosts | None = None
+    """What the target measured anew since the last frame."""
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from specdecode.cost_tables import StepCosts
 from specdecode.errors import (
     DeadlineExceededError,
     InvalidArgumentError,
@@ -33,6 +34,7 @@ from specdecode.types import (
     Verify,
 )
 from target_service.checks import check_open, check_verify
+from target_service.load import LoadMeter, NextStep, cached_tokens, is_awaited
 from target_service.scheduler import Scheduler, SchedulerLimits
 from target_service.sequence import SequenceKey, TargetSequence, Work
 from target_service.verify import Outcome, Verifier, first_rows, window_logprobs
@@ -72,6 +74,7 @@ class Engine:
         self.limits = limits or SchedulerLimits()
         self.scheduler = Scheduler(lm.pool, self.limits)
         self.sequences: dict[SequenceKey, TargetSequence] = {}
+        self.meter = LoadMeter()
         self.load = self._snapshot([], 0.0)
         self._verifier = Verifier(generator or _entropy())
         self._clock = clock
@@ -83,6 +86,11 @@ class Engine:
     def has_work(self) -> bool:
         """Whether a step would do anything: a window, a prefill, an admission, or a notice to give."""
         return bool(self._notices) or self._overdue() or self.scheduler.has_work
+
+    @property
+    def costs(self) -> StepCosts | None:
+        """What steps cost; None until measured. `load.cost_ratio` corrects them."""
+        return self.meter.match.costs
 
     def now(self) -> float:
         """Seconds since the epoch, by the engine's clock."""
@@ -103,6 +111,7 @@ class Engine:
             self._notify_on_error(SequenceKey(stream, lease.sequence), self._order_lease, lease)
         for sequence in frame.closes:
             self.close(SequenceKey(stream, sequence))
+        self._note_waiting(self._clock())
 
     def close(self, key: SequenceKey) -> None:
         """Forgets a sequence; unknown ones (already ended) are fine."""
@@ -114,15 +123,22 @@ class Engine:
         """Forgets all sequences of a stream that was lost."""
         for key in [key for key in self.sequences if key.stream == stream]:
             self.close(key)
+        self._note_waiting(self._clock())
 
     def step(self) -> StepOutcome:
         """Runs one step over everything that has something to run."""
         began = self._clock()
         self._expire(began)
         works = self.scheduler.plan()
+        if works:
+            served = {work.sequence for work in works}
+            waiting = any(is_awaited(s) for s in self.scheduler.running if s not in served)
+            self.meter.idle.change(began, stepping=True, waiting=waiting)
         results = self._run(works, began) if works else []
         self._step += 1
-        self.load = self._snapshot(works, self._clock() - began)
+        ended = self._clock()
+        self._note_waiting(ended)
+        self.load = self._measured(works, results, ended - began)
         notices, self._notices = self._notices, []
         return StepOutcome(self._step, self.load, (*notices, *results))
 
@@ -270,6 +286,32 @@ class Engine:
         deadline = self.next_deadline()
         return deadline is not None and deadline <= self._clock()
 
+    def _note_waiting(self, now: float) -> None:
+        """Between two steps: whether some router is waited for."""
+        waiting = any(map(is_awaited, self.scheduler.running))
+        self.meter.idle.change(now, stepping=False, waiting=waiting)
+
+    def _measured(
+        self, works: Sequence[Work], results: Sequence[tuple[SequenceKey, StepResult]], seconds: float
+    ) -> LoadSnapshot:
+        """The load at the end of a step that took `seconds`."""
+        load = self._snapshot(works, seconds)
+        self.meter.match.note(load)
+        self.meter.note_results([result for _, result in results])
+        emitted = sum(len(result.token_ids) for _, result in results)
+        coming = NextStep.of(self.scheduler)
+        price = self.meter.price(load.tokens_in_flight, load.num_rows, load.num_cached_tokens, emitted)
+        return replace(
+            load,
+            num_ordered=len(coming.ordered),
+            num_ordered_tokens=coming.num_ordered_tokens,
+            num_prefill_tokens=coming.num_prefill_tokens,
+            expected_emitted=self.meter.expected_emitted(coming.ordered),
+            price=price,
+            idle_share=self.meter.idle.share,
+            cost_ratio=self.meter.match.ratio,
+        )
+
     def _snapshot(self, works: Sequence[Work], seconds: float) -> LoadSnapshot:
         pool = self.lm.pool
         return LoadSnapshot(
@@ -277,7 +319,7 @@ class Engine:
             num_waiting=len(self.scheduler.waiting),
             tokens_in_flight=sum(len(work.chunk.token_ids) for work in works),
             num_rows=sum(work.chunk.num_logits for work in works),
-            num_cached_tokens=sum(work.sequence.kv.kv_len for work in works),
+            num_cached_tokens=cached_tokens(works),
             num_free_blocks=pool.num_free,
             num_blocks=pool.num_blocks,
             step_seconds=seconds,

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, wait
 from itertools import count
 
+from specdecode.cost_tables import StepCosts
 from specdecode.errors import InternalError, Reason, UnavailableError
 from specdecode.types import DecodeFrame, LoadSnapshot, StepFrame, StepResult
 from target_service.engine import Engine, StepOutcome
@@ -89,6 +90,11 @@ class EngineLoop:
     def load(self) -> LoadSnapshot:
         """Load at the end of the last step."""
         return self._engine.load
+
+    @property
+    def costs(self) -> StepCosts | None:
+        """What steps cost, as measured last."""
+        return self._engine.costs
 
     def start(self) -> None:
         """Runs in a thread of its own."""

@@ -38,9 +38,14 @@ class TargetServicer(pb_grpc.TargetServiceServicer):  # type: ignore[misc]
         request: pb.GetTargetModelRequest,
         context: grpc.aio.ServicerContext[pb.GetTargetModelRequest, pb.GetTargetModelResponse],
     ) -> pb.GetTargetModelResponse:
-        """What is served, and the load right now."""
+        """What is served, what its steps cost, and the load right now."""
         load = wire.load_snapshot_to_proto(self._loop.load)
-        return pb.GetTargetModelResponse(model=wire.model_info_to_proto(self._info), load=load)
+        costs = self._loop.costs
+        return pb.GetTargetModelResponse(
+            model=wire.model_info_to_proto(self._info),
+            load=load,
+            costs=None if costs is None else wire.step_costs_to_proto(costs),
+        )
 
     async def Decode(
         self,
@@ -127,4 +132,5 @@ class Outbox:
         if len(frames) == 1:
             return frames[0]
         newest = frames[-1]
-        return StepFrame(newest.step, newest.load, tuple(r for frame in frames for r in frame.results))
+        costs = next((frame.costs for frame in reversed(frames) if frame.costs is not None), None)
+        return StepFrame(newest.step, newest.load, tuple(r for f in frames for r in f.results), costs)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from specdecode import errors, requests, types, wire
 from specdecode import figures as measured
+from specdecode.cost_tables import DraftCosts, StepCosts
 from specdecode.errors import InvalidArgumentError, Reason, SpecdecodeError
 from specdecode.v1 import draft_service_pb2 as draft_pb
 from specdecode.v1 import router_service_pb2 as router_pb
@@ -211,7 +212,36 @@ def step_results(draw: st.DrawFn) -> types.StepResult:
 
 
 leases = st.builds(types.Lease, uint64, uint32, uint32)
-loads = st.builds(types.LoadSnapshot, uint32, uint32, uint32, uint32, uint64, uint32, uint32, float32)
+loads = st.builds(
+    types.LoadSnapshot,
+    *(uint32, uint32, uint32, uint32, uint64, uint32, uint32, float32),
+    *(uint32, uint32, uint32, float32, float32, float32, float32),
+)
+part_seconds = st.floats(0, 1e3)
+
+
+@st.composite
+def step_costs(draw: st.DrawFn) -> StepCosts:
+    sizes = st.lists(st.integers(1, 10_000), max_size=4, unique=True).map(lambda found: tuple(sorted(found)))
+    tokens = draw(sizes)
+    return StepCosts(
+        draw(st.floats(1e-6, 1e3)),
+        *(draw(part_seconds) for _ in range(3)),
+        prefill_share=draw(st.floats(0, 1)),
+        tokens=tokens,
+        seconds=tuple(sorted(draw(st.floats(1e-6, 1e3)) for _ in tokens)),
+        buckets=draw(sizes),
+        residual=draw(part_seconds),
+    )
+
+
+draft_costs = st.builds(
+    DraftCosts,
+    st.floats(1e-6, 1e3),
+    *[part_seconds] * 4,
+    single_pass=st.booleans(),
+    residual=part_seconds,
+)
 model_infos = st.builds(
     types.ModelInfo,
     name=text,
@@ -304,6 +334,8 @@ MESSAGES: dict[str, tuple[st.SearchStrategy[Any], type[Message]]] = {
     "token_logprobs": (logprobs, pb.TokenLogprobs),
     "step_times": (times, pb.StepTimes),
     "load_snapshot": (loads, pb.LoadSnapshot),
+    "step_costs": (step_costs(), pb.StepCosts),
+    "draft_costs": (draft_costs, pb.DraftCosts),
     "model_info": (model_infos, pb.ModelInfo),
     "open_sequence": (open_sequences(), target_pb.OpenSequence),
     "verify": (verifies(), target_pb.Verify),
@@ -320,7 +352,7 @@ MESSAGES: dict[str, tuple[st.SearchStrategy[Any], type[Message]]] = {
     ),
     "step_result": (step_results(), target_pb.StepResult),
     "step_frame": (
-        st.builds(types.StepFrame, uint64, loads, tuples(step_results(), 3)),
+        st.builds(types.StepFrame, uint64, loads, tuples(step_results(), 3), st.none() | step_costs()),
         target_pb.DecodeResponse,
     ),
     "open_draft": (open_drafts(), draft_pb.OpenDraft),
@@ -366,7 +398,7 @@ def parts(value: object) -> object:
 
 def test_every_message_is_covered_here() -> None:
     names = {name.removesuffix("_to_proto") for name in wire.__all__ if name.endswith("_to_proto")}
-    nested = {"distributions", "sequence_error"}
+    nested = {"distributions", "drafter_costs", "sequence_error"}
     assert names - nested == set(MESSAGES)
 
 
@@ -378,6 +410,19 @@ def test_what_is_sent_arrives(name: str, data: st.DataObject) -> None:
     sent = getattr(wire, f"{name}_to_proto")(value).SerializeToString()
     arrived = getattr(wire, f"{name}_from_proto")(message_type.FromString(sent))
     assert parts(arrived) == parts(value)
+
+
+@given(st.dictionaries(drafters, draft_costs))
+def test_costs_arrive_under_their_drafters(costs: dict[types.DrafterKind, DraftCosts]) -> None:
+    sent = draft_pb.GetDraftModelResponse(costs=wire.drafter_costs_to_proto(costs)).SerializeToString()
+    arrived = draft_pb.GetDraftModelResponse.FromString(sent).costs
+    assert wire.drafter_costs_from_proto(arrived) == costs
+
+
+def test_costs_of_an_unknown_drafter_are_refused_by_name() -> None:
+    message = draft_pb.DrafterCosts(drafter=99, costs=pb.DraftCosts(base_seconds=1))
+    with pytest.raises(InvalidArgumentError, match=r"costs\[0\]\.drafter"):
+        wire.drafter_costs_from_proto([message])
 
 
 @pytest.mark.parametrize("name", ["decode_frame", "step_frame", "draft_frame", "drafts_frame", "error"])

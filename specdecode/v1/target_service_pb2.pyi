@@ -102,14 +102,16 @@ class StepResult(_message.Message):
     def __init__(self, sequence: _Optional[int] = ..., committed_length: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., origins: _Optional[_Iterable[_Union[_types_pb2.Origin, str]]] = ..., num_drafted: _Optional[int] = ..., num_accepted: _Optional[int] = ..., tested: _Optional[_Iterable[float]] = ..., passed: _Optional[_Iterable[float]] = ..., logprobs: _Optional[_Iterable[_Union[_types_pb2.TokenLogprobs, _Mapping]]] = ..., lease_left: _Optional[int] = ..., times: _Optional[_Union[_types_pb2.StepTimes, _Mapping]] = ..., num_cached_tokens: _Optional[int] = ..., num_preemptions: _Optional[int] = ..., finish_reason: _Optional[_Union[_types_pb2.FinishReason, str]] = ..., error: _Optional[_Union[_types_pb2.SequenceError, _Mapping]] = ...) -> None: ...
 
 class DecodeResponse(_message.Message):
-    __slots__ = ("step", "load", "results")
+    __slots__ = ("step", "load", "results", "costs")
     STEP_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
     RESULTS_FIELD_NUMBER: _ClassVar[int]
+    COSTS_FIELD_NUMBER: _ClassVar[int]
     step: int
     load: _types_pb2.LoadSnapshot
     results: _containers.RepeatedCompositeFieldContainer[StepResult]
-    def __init__(self, step: _Optional[int] = ..., load: _Optional[_Union[_types_pb2.LoadSnapshot, _Mapping]] = ..., results: _Optional[_Iterable[_Union[StepResult, _Mapping]]] = ...) -> None: ...
+    costs: _types_pb2.StepCosts
+    def __init__(self, step: _Optional[int] = ..., load: _Optional[_Union[_types_pb2.LoadSnapshot, _Mapping]] = ..., results: _Optional[_Iterable[_Union[StepResult, _Mapping]]] = ..., costs: _Optional[_Union[_types_pb2.StepCosts, _Mapping]] = ...) -> None: ...
 
 class GetTargetModelRequest(_message.Message):
     __slots__ = ()

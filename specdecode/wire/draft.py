@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+
+from specdecode.cost_tables import DraftCosts
 from specdecode.types import (
     MAX_DRAFT_TOKENS,
     Draft,
+    DrafterKind,
     DraftFrame,
     DraftsFrame,
     OpenDraft,
@@ -16,6 +20,8 @@ from specdecode.wire.parts import (
     METHODS,
     check_open,
     distributions_to_proto,
+    draft_costs_from_proto,
+    draft_costs_to_proto,
     drafted_from_proto,
     refuse,
     sampling_from_proto,
@@ -116,3 +122,19 @@ def drafts_frame_to_proto(frame: DraftsFrame) -> pb.DraftResponse:
 
 def drafts_frame_from_proto(message: pb.DraftResponse) -> DraftsFrame:
     return DraftsFrame(tuple(draft_from_proto(m, f"drafts[{i}]") for i, m in enumerate(message.drafts)))
+
+
+def drafter_costs_to_proto(costs: Mapping[DrafterKind, DraftCosts]) -> list[pb.DrafterCosts]:
+    return [
+        pb.DrafterCosts(drafter=DRAFTERS.to_proto(kind), costs=draft_costs_to_proto(measured))
+        for kind, measured in costs.items()
+    ]
+
+
+def drafter_costs_from_proto(
+    messages: Iterable[pb.DrafterCosts], field: str = "costs"
+) -> dict[DrafterKind, DraftCosts]:
+    return {
+        DRAFTERS.from_proto(m.drafter, f"{field}[{i}].drafter"): draft_costs_from_proto(m.costs)
+        for i, m in enumerate(messages)
+    }

@@ -8,6 +8,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
+from specdecode.cost_tables import DraftCosts, StepCosts
 from specdecode.errors import InvalidArgumentError
 from specdecode.types import (
     MAX_DRAFT_TOKENS,
@@ -226,6 +227,60 @@ def load_snapshot_from_proto(message: pb.LoadSnapshot) -> LoadSnapshot:
         price=message.price,
         idle_share=message.idle_share,
         cost_ratio=message.cost_ratio,
+    )
+
+
+def step_costs_to_proto(costs: StepCosts) -> pb.StepCosts:
+    return pb.StepCosts(
+        base_seconds=costs.base_seconds,
+        token_seconds=costs.token_seconds,
+        cached_token_seconds=costs.cached_token_seconds,
+        overhead_seconds=costs.overhead_seconds,
+        prefill_share=costs.prefill_share,
+        tokens=costs.tokens,
+        seconds=costs.seconds,
+        buckets=costs.buckets,
+        residual=costs.residual,
+    )
+
+
+def step_costs_from_proto(message: pb.StepCosts) -> StepCosts:
+    """Without the samples, which stay where they were measured; the costs check themselves."""
+    return StepCosts(
+        base_seconds=message.base_seconds,
+        token_seconds=message.token_seconds,
+        cached_token_seconds=message.cached_token_seconds,
+        overhead_seconds=message.overhead_seconds,
+        prefill_share=message.prefill_share,
+        tokens=tuple(message.tokens),
+        seconds=tuple(message.seconds),
+        buckets=tuple(message.buckets),
+        residual=message.residual,
+    )
+
+
+def draft_costs_to_proto(costs: DraftCosts) -> pb.DraftCosts:
+    return pb.DraftCosts(
+        base_seconds=costs.base_seconds,
+        pass_seconds=costs.pass_seconds,
+        sequence_seconds=costs.sequence_seconds,
+        token_seconds=costs.token_seconds,
+        cached_token_seconds=costs.cached_token_seconds,
+        single_pass=costs.single_pass,
+        residual=costs.residual,
+    )
+
+
+def draft_costs_from_proto(message: pb.DraftCosts) -> DraftCosts:
+    """As `step_costs_from_proto`."""
+    return DraftCosts(
+        base_seconds=message.base_seconds,
+        pass_seconds=message.pass_seconds,
+        sequence_seconds=message.sequence_seconds,
+        token_seconds=message.token_seconds,
+        cached_token_seconds=message.cached_token_seconds,
+        single_pass=message.single_pass,
+        residual=message.residual,
     )
 
 

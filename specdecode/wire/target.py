@@ -23,6 +23,8 @@ from specdecode.wire.parts import (
     refuse,
     sampling_from_proto,
     sampling_to_proto,
+    step_costs_from_proto,
+    step_costs_to_proto,
     step_times_from_proto,
     step_times_to_proto,
     token_logprobs_from_proto,
@@ -167,6 +169,7 @@ def step_frame_to_proto(frame: StepFrame) -> pb.DecodeResponse:
         step=frame.step,
         load=load_snapshot_to_proto(frame.load),
         results=map(step_result_to_proto, frame.results),
+        costs=None if frame.costs is None else step_costs_to_proto(frame.costs),
     )
 
 
@@ -177,4 +180,5 @@ def step_frame_from_proto(message: pb.DecodeResponse) -> StepFrame:
         step=message.step,
         load=load_snapshot_from_proto(message.load),
         results=tuple(step_result_from_proto(m, f"results[{i}]") for i, m in enumerate(message.results)),
+        costs=step_costs_from_proto(message.costs) if message.HasField("costs") else None,
     )
