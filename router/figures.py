@@ -51,8 +51,8 @@ class Outlook:
 
     Attributes:
         survivals: s_i of draft positions 0..K−1, as estimated.
-        seconds: [K + 1] of the round at γ = 0..K, the rest of the step as it was decided: the step's time, and
-            that of drafting as far as the step waits for it.
+        seconds: [K + 1] of the round at γ = 0..K, the rest of the step as it was decided: the step's own, and
+            those of drafting as far as the step waits for it.
         others_emitted: expected of everything else in the step.
     """
 

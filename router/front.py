@@ -13,7 +13,12 @@ from router.parsing import parse_generate_request
 from router.router import Router
 from specdecode.serving import aborting
 from specdecode.v1 import router_service_pb2 as pb
-from specdecode.wire import generate_request_from_proto, piece_to_proto, router_status_to_proto
+from specdecode.wire import (
+    figures_to_proto,
+    generate_request_from_proto,
+    piece_to_proto,
+    router_status_to_proto,
+)
 
 SERVICE_NAME = "specdecode.v1.RouterService"
 
@@ -21,7 +26,7 @@ Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class RouterFront:
-    """The service's two methods."""
+    """The service's methods."""
 
     def __init__(self, router: Router) -> None:
         self._router = router
@@ -32,15 +37,12 @@ class RouterFront:
         Generate gets its request as bytes: what can't be parsed is the client's error, which gRPC itself
         would report as ours.
         """
-        handlers = {
+        handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
             "Generate": grpc.unary_stream_rpc_method_handler(
                 self.generate, response_serializer=pb.GenerateResponse.SerializeToString
             ),
-            "GetStatus": grpc.unary_unary_rpc_method_handler(
-                self.get_status,
-                request_deserializer=pb.GetStatusRequest.FromString,
-                response_serializer=pb.GetStatusResponse.SerializeToString,
-            ),
+            "GetStatus": _unary(self.get_status, pb.GetStatusRequest, pb.GetStatusResponse),
+            "GetFigures": _unary(self.get_figures, pb.GetFiguresRequest, pb.GetFiguresResponse),
         }
         server.add_registered_method_handlers(SERVICE_NAME, handlers)
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE_NAME, handlers),))
@@ -66,6 +68,17 @@ class RouterFront:
         """Targets, draft service and load."""
         async with aborting(context):
             return router_status_to_proto(self._router.status())
+
+    async def get_figures(self, request: Any, context: Context) -> Any:
+        """What was measured about speculation."""
+        async with aborting(context):
+            return pb.GetFiguresResponse(figures=map(figures_to_proto, self._router.figures()))
+
+
+def _unary(method: Any, request: Any, response: Any) -> grpc.RpcMethodHandler[Any, Any]:
+    return grpc.unary_unary_rpc_method_handler(
+        method, request_deserializer=request.FromString, response_serializer=response.SerializeToString
+    )
 
 
 def _traceparent(context: Context) -> str:

@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
 
 from router.drafts import DraftDesk
+from router.figures import FigureBook
 from router.replicas import DraftLink, Link, Listener, TargetLink
 from router.request import Choice, Request
 from router.rounds import Placed, ReplicaLoop, RoundSettings, Withdrawn
@@ -23,6 +24,7 @@ from specdecode.errors import (
     ResourceExhaustedError,
     UnavailableError,
 )
+from specdecode.figures import Figures
 from specdecode.requests import GenerateRequest, Piece, ReplicaStatus, RouterStatus
 from specdecode.types import DrafterKind
 
@@ -48,6 +50,8 @@ class Router:
         self._tokenizer = tokenizer
         self._on_availability = on_availability
         self._num_requests = 0
+        self._requests: set[Request] = set()
+        self._figures = FigureBook()
         self._homes: dict[Choice, ReplicaLoop] = {}
         self._homeless: dict[Choice, asyncio.TimerHandle] = {}
         self._drafts = DraftDesk(tokenizer.vocab_size)
@@ -136,6 +140,7 @@ class Router:
             self._check_model(asked.model)
             resolved = await resolve(asked, self._tokenizer, self._limits())
             request = Request(uuid.uuid4().hex, resolved, self._tokenizer, deadline, traceparent)
+            self._requests.add(request)
             try:
                 self._place(request.choices)
                 async for piece in request.pieces():
@@ -163,7 +168,9 @@ class Router:
 
     def _withdraw(self, request: Request) -> None:
         """Takes back whatever has not ended: its client is gone."""
+        self._requests.remove(request)
         for choice in request.choices:
+            self._figures.add(choice.figures)
             home = self._homes.pop(choice, None)
             if choice.ended:
                 continue
@@ -240,6 +247,11 @@ class Router:
             num_requests=self._num_requests,
             version=__version__,
         )
+
+    def figures(self) -> tuple[Figures, ...]:
+        """What GetFigures tells: all rounds since the start, running requests' included."""
+        running = [choice.figures for request in self._requests for choice in request.choices]
+        return self._figures.figures(running)
 
     def _status(self, link: Link[Any, Any], num_sequences: int) -> ReplicaStatus:
         load = link.load if isinstance(link, TargetLink) else None

@@ -21,6 +21,7 @@ import grpc
 from specdecode import wire
 from specdecode.config import ServiceSettings
 from specdecode.errors import InvalidArgumentError, SpecdecodeError, UnavailableError
+from specdecode.figures import Figures
 from specdecode.requests import EmittedToken, GenerateRequest, Piece, RouterStatus
 from specdecode.serving import connect, error_from_rpc
 from specdecode.types import FinishReason, RoundRecord, Usage
@@ -106,6 +107,18 @@ class RouterClient:
             raise error_from_rpc(error) from None
         return wire.router_status_from_proto(message)
 
+    async def get_figures(self, *, timeout_seconds: float = STATUS_SECONDS) -> tuple[Figures, ...]:
+        """What was measured about speculation since the router started, running requests included.
+
+        Raises:
+            SpecdecodeError: no answer within `timeout_seconds`, or a refusal.
+        """
+        try:
+            message = await self._stub.GetFigures(pb.GetFiguresRequest(), timeout=timeout_seconds)
+        except grpc.aio.AioRpcError as error:
+            raise error_from_rpc(error) from None
+        return tuple(map(wire.figures_from_proto, message.figures))
+
 
 def _message_of(request: GenerateRequest) -> pb.GenerateRequest:
     try:
@@ -137,6 +150,7 @@ class Completion:
     stop: str | None = None
     usage: Usage = field(default_factory=Usage)
     error: SpecdecodeError | None = None
+    report: tuple[Figures, ...] = ()
 
     def add(self, piece: Piece) -> None:
         """Takes the next piece of this choice."""
@@ -148,6 +162,7 @@ class Completion:
         self.stop = piece.stop
         self.usage = piece.usage or self.usage
         self.error = piece.error
+        self.report = piece.report
 
     @property
     def token_ids(self) -> tuple[int, ...]:
