@@ -11,10 +11,10 @@ Whatever goes wrong is an error of `specdecode.errors`. Leaving the loop early c
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Iterable
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import grpc
 
@@ -22,7 +22,7 @@ from specdecode import wire
 from specdecode.config import ServiceSettings
 from specdecode.errors import InvalidArgumentError, SpecdecodeError, UnavailableError
 from specdecode.figures import Figures
-from specdecode.requests import EmittedToken, GenerateRequest, Piece, RouterStatus
+from specdecode.requests import EmittedToken, GenerateRequest, Piece, PolicyOptions, RouterStatus
 from specdecode.serving import connect, error_from_rpc
 from specdecode.types import FinishReason, RoundRecord, Usage
 from specdecode.v1 import router_service_pb2 as pb
@@ -101,10 +101,7 @@ class RouterClient:
         Raises:
             SpecdecodeError: no answer within `timeout_seconds`, or a refusal.
         """
-        try:
-            message = await self._stub.GetStatus(pb.GetStatusRequest(), timeout=timeout_seconds)
-        except grpc.aio.AioRpcError as error:
-            raise error_from_rpc(error) from None
+        message = await _answer(self._stub.GetStatus(pb.GetStatusRequest(), timeout=timeout_seconds))
         return wire.router_status_from_proto(message)
 
     async def get_figures(self, *, timeout_seconds: float = STATUS_SECONDS) -> tuple[Figures, ...]:
@@ -113,11 +110,40 @@ class RouterClient:
         Raises:
             SpecdecodeError: no answer within `timeout_seconds`, or a refusal.
         """
-        try:
-            message = await self._stub.GetFigures(pb.GetFiguresRequest(), timeout=timeout_seconds)
-        except grpc.aio.AioRpcError as error:
-            raise error_from_rpc(error) from None
+        message = await _answer(self._stub.GetFigures(pb.GetFiguresRequest(), timeout=timeout_seconds))
         return tuple(map(wire.figures_from_proto, message.figures))
+
+    async def get_policy(self, *, timeout_seconds: float = STATUS_SECONDS) -> PolicyOptions:
+        """The operator's limits on speculation that are in force.
+
+        Raises:
+            SpecdecodeError: no answer within `timeout_seconds`, or a refusal.
+        """
+        message = await _answer(self._stub.GetPolicy(pb.GetPolicyRequest(), timeout=timeout_seconds))
+        return wire.policy_from_proto(message.policy)
+
+    async def set_policy(
+        self, options: PolicyOptions, *, timeout_seconds: float = STATUS_SECONDS
+    ) -> PolicyOptions:
+        """Changes the limits that are given, from the next round on, and returns all that are now in force.
+
+        Raises:
+            SpecdecodeError: no answer within `timeout_seconds`, or a value outside its range, and nothing is
+                changed.
+        """
+        try:
+            message = pb.SetPolicyRequest(policy=wire.policy_to_proto(options))
+        except ValueError as error:  # integers outside 32 bits
+            raise InvalidArgumentError.of("policy", str(error)) from None
+        answer = await _answer(self._stub.SetPolicy(message, timeout=timeout_seconds))
+        return wire.policy_from_proto(answer.policy)
+
+
+async def _answer(call: Awaitable[Any]) -> Any:
+    try:
+        return await call
+    except grpc.aio.AioRpcError as error:
+        raise error_from_rpc(error) from None
 
 
 def _message_of(request: GenerateRequest) -> pb.GenerateRequest:

@@ -31,6 +31,9 @@ MAX_STOP_TOKEN_IDS = 64
 MAX_LOGPROBS = 20
 MAX_SALT_BYTES = 256
 MAX_TRAFFIC_CLASS_CHARACTERS = 64
+MAX_TOKENS_IN_FLIGHT = 2**18
+"""Largest cap on query tokens of one step."""
+LEASE_SECONDS = (0.001, 60.0)
 MAX_TEMPERATURE = 2.0
 MIN_TEMPERATURE = 1e-5
 """Below it logits divided by the temperature leave float32; 0 is greedy."""
@@ -140,18 +143,22 @@ class PolicyOptions:
 
     Attributes:
         enabled: whether anything is drafted at all.
-        max_draft_tokens: largest γ.
-        max_tokens_in_flight: query tokens of one step that drafts may fill it up to; 0: as many as the target
-            takes.
-        min_acceptances: (drafter, least share of accepted drafts); drafters that are not named keep theirs.
+        num_draft_tokens: cap on γ of requests that name none.
+        max_draft_tokens: cap on γ of all requests.
+        max_tokens_in_flight: query tokens of one step beyond which nothing is drafted; 0: no cap.
+        min_acceptance: accepted / (accepted + rejected) below which a drafter rests; of requests that name
+            none, and drafters that cost more than next to nothing.
+        min_acceptances: (drafter, the same for this one); drafters that are not named keep theirs.
         max_temperature: requests above it are not drafted for.
-        lease_seconds: how long a target may go on without asking.
+        lease_seconds: after which the router has control back where it may want to draft.
         batch_weight: what an emitted token of tier batch is worth of an interactive one.
     """
 
     enabled: bool | None = None
+    num_draft_tokens: int | None = None
     max_draft_tokens: int | None = None
     max_tokens_in_flight: int | None = None
+    min_acceptance: float | None = None
     min_acceptances: tuple[tuple[DrafterKind, float], ...] = ()
     max_temperature: float | None = None
     lease_seconds: float | None = None

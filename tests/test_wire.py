@@ -308,8 +308,10 @@ def figures(draw: st.DrawFn) -> measured.Figures:
 policies = st.builds(
     requests.PolicyOptions,
     enabled=st.none() | st.booleans(),
+    num_draft_tokens=st.none() | uint32,
     max_draft_tokens=st.none() | uint32,
     max_tokens_in_flight=st.none() | uint32,
+    min_acceptance=st.none() | float64,
     min_acceptances=tuples(st.tuples(drafters, float64)),
     max_temperature=st.none() | float64,
     lease_seconds=st.none() | float64,

@@ -32,10 +32,12 @@ from specdecode.requests import (
     MAX_STOP_TOKEN_IDS,
     MAX_STOPS,
     MAX_TEMPERATURE,
+    MAX_TRAFFIC_CLASS_CHARACTERS,
     MIN_TEMPERATURE,
     SamplingOptions,
     SpeculationMode,
     SpeculationOptions,
+    Tier,
 )
 from specdecode.types import MAX_DRAFT_TOKENS, DrafterKind, Method
 
@@ -122,6 +124,7 @@ _STOP_LENGTHS = f"1 to {MAX_STOP_CHARACTERS} characters"
 _TEMPERATURES = f"0 (greedy), or {MIN_TEMPERATURE:g} to {MAX_TEMPERATURE:g}"
 _BIASES = f"ID=BIAS, biases from {-MAX_BIAS:g} to {MAX_BIAS:g}"
 _IDS = "0 to 2^32 - 1"
+_LABELS = f"up to {MAX_TRAFFIC_CLASS_CHARACTERS} printable characters"
 
 
 def _is_temperature(value: float) -> bool:
@@ -130,6 +133,10 @@ def _is_temperature(value: float) -> bool:
 
 def _is_stop(text: str) -> bool:
     return 1 <= len(text) <= MAX_STOP_CHARACTERS
+
+
+def _is_label(text: str) -> bool:
+    return len(text) <= MAX_TRAFFIC_CLASS_CHARACTERS and text.isprintable()
 
 
 def _is_id(value: int) -> bool:
@@ -260,10 +267,34 @@ class SpeculationFlags:
             "greedy at temperature 0, coupled with a seed, else rejection",
         ),
     ] = None
+    min_acceptance: Annotated[
+        float | None,
+        _within("Draft only while at least this share of tested drafts is accepted", 0, 1, "the router's"),
+    ] = None
+    tier: Annotated[
+        Tier, _choice("What latency is worth: batch drafts only where all gain", Tier, "interactive")
+    ] = Tier.INTERACTIVE
+    traffic_class: Annotated[
+        str,
+        typer.Option(
+            help=f"Label of requests that are alike, whose acceptance is learnt together; {_LABELS}",
+            parser=checked(str, _is_label, _LABELS),
+            metavar="TEXT",
+            show_default="none",
+        ),
+    ] = ""
 
     def options(self) -> SpeculationOptions:
         """What the router is asked for."""
-        return SpeculationOptions(self.speculation, self.num_draft_tokens, self.drafter, self.method)
+        return SpeculationOptions(
+            mode=self.speculation,
+            num_draft_tokens=self.num_draft_tokens,
+            drafter=self.drafter,
+            method=self.method,
+            min_acceptance=self.min_acceptance,
+            tier=self.tier,
+            traffic_class=self.traffic_class,
+        )
 
 
 @dataclass(frozen=True)
@@ -276,8 +307,12 @@ class OutputFlags:
         _count("Show tokens with so many alternatives and logprobs", "tokens", 0, MAX_LOGPROBS, "none"),
     ] = None
     rounds: Annotated[bool, typer.Option("--rounds", help="Show what every round drafted and kept")] = False
+    report: Annotated[
+        bool, typer.Option("--report", help="Show what was measured about drafting, and what it brought")
+    ] = False
     json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object a text, with ids, origins and rounds")
+        bool,
+        typer.Option("--json", help="Print one JSON object a text, with ids, rounds and report"),
     ] = False
 
 

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from specdecode.cli import show
+from specdecode.cli import report, show
 from specdecode.cli.flags import (
     DEFAULT_ADDRESS,
     ConnectionFlags,
@@ -65,6 +65,7 @@ def generate(
         speculation=speculation.options(),
         n=output.n,
         include_rounds=output.rounds or output.json,
+        include_report=output.report or output.json,
     )
     began = time.monotonic()
     completions = asyncio.run(_generate(request, output, connection))
@@ -104,7 +105,8 @@ async def _generate(
 def _report(completions: Sequence[Completion], output: OutputFlags, seconds: float) -> None:
     if output.json:
         for completion in completions:
-            show.write_json(show.completion_json(completion, seconds))
+            told = {"report": report.figures_json(completion.report)}
+            show.write_json(show.completion_json(completion, seconds) | told)
         return
     for completion in completions:
         if output.n > 1:
@@ -122,6 +124,9 @@ def _report_details(completion: Completion, output: OutputFlags) -> None:
         show.ERR.print(show.tokens_table(completion.tokens))
     if output.rounds:
         show.ERR.print(show.rounds_table(completion.rounds))
+    if output.report and completion.report:
+        for shown in report.tables(completion.report):
+            show.ERR.print(shown)
 
 
 def status(

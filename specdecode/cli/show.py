@@ -153,9 +153,13 @@ def tokens_table(tokens: Sequence[EmittedToken]) -> Table:
 
 
 def status_table(status: RouterStatus) -> Table:
-    """One row a replica."""
+    """One row a replica.
+
+    The price is what one more token in flight costs in emitted tokens; idle is the share of the time that the
+    router was waited for in which nothing ran.
+    """
     columns = ("service", "address", "state", "model", "dtype")
-    numbers = ("running", "waiting", "free blocks")
+    numbers = ("running", "waiting", "free blocks", "price", "idle")
     shown = table(
         *((name, "left") for name in columns), *((name, "right") for name in numbers), ("drafters", "left")
     )
@@ -177,6 +181,8 @@ def _replica_row(replica: ReplicaStatus) -> list[str | Text]:
         str(load.num_running if load else replica.num_sequences),
         str(load.num_waiting) if load else "",
         f"{free}{num_blocks}" if num_blocks else "",
+        f"{load.price:.2f}" if load else "",
+        f"{load.idle_share:.0%}" if load else "",
         ", ".join(drafter.value for drafter in model.drafters) if model else "",
     ]
 

@@ -356,22 +356,26 @@ class DrafterLimit(_message.Message):
     def __init__(self, drafter: _Optional[_Union[_types_pb2.DrafterKind, str]] = ..., min_acceptance: _Optional[float] = ...) -> None: ...
 
 class Policy(_message.Message):
-    __slots__ = ("enabled", "max_draft_tokens", "max_tokens_in_flight", "min_acceptances", "max_temperature", "lease_seconds", "batch_weight")
+    __slots__ = ("enabled", "num_draft_tokens", "max_draft_tokens", "max_tokens_in_flight", "min_acceptance", "min_acceptances", "max_temperature", "lease_seconds", "batch_weight")
     ENABLED_FIELD_NUMBER: _ClassVar[int]
+    NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MAX_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MAX_TOKENS_IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
+    MIN_ACCEPTANCE_FIELD_NUMBER: _ClassVar[int]
     MIN_ACCEPTANCES_FIELD_NUMBER: _ClassVar[int]
     MAX_TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
     LEASE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     BATCH_WEIGHT_FIELD_NUMBER: _ClassVar[int]
     enabled: bool
+    num_draft_tokens: int
     max_draft_tokens: int
     max_tokens_in_flight: int
+    min_acceptance: float
     min_acceptances: _containers.RepeatedCompositeFieldContainer[DrafterLimit]
     max_temperature: float
     lease_seconds: float
     batch_weight: float
-    def __init__(self, enabled: _Optional[bool] = ..., max_draft_tokens: _Optional[int] = ..., max_tokens_in_flight: _Optional[int] = ..., min_acceptances: _Optional[_Iterable[_Union[DrafterLimit, _Mapping]]] = ..., max_temperature: _Optional[float] = ..., lease_seconds: _Optional[float] = ..., batch_weight: _Optional[float] = ...) -> None: ...
+    def __init__(self, enabled: _Optional[bool] = ..., num_draft_tokens: _Optional[int] = ..., max_draft_tokens: _Optional[int] = ..., max_tokens_in_flight: _Optional[int] = ..., min_acceptance: _Optional[float] = ..., min_acceptances: _Optional[_Iterable[_Union[DrafterLimit, _Mapping]]] = ..., max_temperature: _Optional[float] = ..., lease_seconds: _Optional[float] = ..., batch_weight: _Optional[float] = ...) -> None: ...
 
 class GetPolicyRequest(_message.Message):
     __slots__ = ()

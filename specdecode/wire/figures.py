@@ -23,8 +23,10 @@ _SUMS = (
 _PREDICTIONS = tuple(field.name for field in pb.Predictions.DESCRIPTOR.fields)
 _LIMITS = (
     "enabled",
+    "num_draft_tokens",
     "max_draft_tokens",
     "max_tokens_in_flight",
+    "min_acceptance",
     "max_temperature",
     "lease_seconds",
     "batch_weight",
