@@ -8,12 +8,12 @@ buckets, drafters, methods, and the first `MAX_TRAFFIC_CLASSES` traffic classes 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from router.policy import DecisionReason
+from router.regret import Outlook
 from specdecode.figures import FigureLabel, Figures, Predictions, Regret
 from specdecode.types import DrafterKind, Method, Origin, StepResult
 
@@ -43,33 +43,6 @@ def temperature_bucket(temperature: float) -> str:
         return "0"
     end = next((end for end in _BUCKET_ENDS if temperature <= end), _BUCKET_ENDS[-1])
     return f"{end - 0.5:g}-{end:g}"
-
-
-@dataclass(frozen=True)
-class Outlook:
-    """What a decision knew of one round at every γ it could have had, also beyond the one it got.
-
-    Attributes:
-        survivals: s_i of draft positions 0..K−1, as estimated.
-        seconds: [K + 1] of the round at γ = 0..K, the rest of the step as it was decided: the step's own, and
-            those of drafting as far as the step waits for it.
-        others_emitted: expected of everything else in the step.
-    """
-
-    survivals: tuple[float, ...]
-    seconds: tuple[float, ...]
-    others_emitted: float = 0.0
-
-    def __post_init__(self) -> None:
-        assert len(self.seconds) == len(self.survivals) + 1, "one time for each γ from 0 on"
-
-    def regrets(self, num_draft_tokens: int) -> tuple[float, list[float]]:
-        """Tokens expected of the step at this γ, and by fixed γ how many more it would emit in that time."""
-        expected = list(accumulate(self.survivals, initial=1.0 + self.others_emitted))
-        chosen = min(num_draft_tokens, len(self.survivals))
-        seconds = self.seconds[chosen]
-        rates = map(float.__truediv__, expected, self.seconds)
-        return expected[chosen], [rate * seconds - expected[chosen] for rate in rates]
 
 
 @dataclass
@@ -123,7 +96,7 @@ class Tally:
         if round_.predicted_seconds > 0:
             self._count_prediction(round_, len(origins), seconds, num_rounds)
         if round_.outlook is not None:
-            self._count_regret(round_.outlook, drafted)
+            self._count_regret(round_.outlook)
 
     def _count_run(self, drafted: int, accepted: int, num_rounds: int) -> None:
         for length in range(len(self.runs), drafted + 1):
@@ -137,11 +110,10 @@ class Tally:
         self.emitted_of_predicted += num_emitted
         self.seconds_of_predicted += seconds
 
-    def _count_regret(self, outlook: Outlook, drafted: int) -> None:
-        expected, lost = outlook.regrets(drafted)
+    def _count_regret(self, outlook: Outlook) -> None:
         self.num_regretted += 1
-        self.expected += expected
-        self._add_lost(lost)
+        self.expected += outlook.expected
+        self._add_lost(outlook.lost)
 
     def merge(self, other: Tally) -> None:
         """Adds another's sums."""
@@ -155,7 +127,7 @@ class Tally:
         _add(self.passed, other.passed)
         self._add_lost(other.lost)
 
-    def _add_lost(self, lost: list[float]) -> None:
+    def _add_lost(self, lost: Sequence[float]) -> None:
         """A fixed γ beyond what a round could have had stands for the longest that it could."""
         if not lost:
             return

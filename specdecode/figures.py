@@ -44,13 +44,13 @@ class Predictions:
 
 @dataclass(frozen=True)
 class Regret:
-    """How the γ that were chosen compare to always the same one, by what was estimated before each round.
+    """How the γ that were decided compare to always the same one, by what was estimated before each round.
 
     Attributes:
-        num_rounds: rounds that were compared.
-        expected: emitted tokens expected at the γ chosen, of the whole step; the sum.
+        num_rounds: rounds that were compared (a sample of them).
+        expected: emitted tokens expected at the γ decided; the sum.
         lost: by fixed γ = 0, 1, …: tokens that it would have been expected to emit more in the same time; the
-            sum, negative where the choice was better.
+            sum, negative where the decision was better.
     """
 
     num_rounds: int = 0

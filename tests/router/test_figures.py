@@ -15,11 +15,11 @@ from router.figures import (
     OTHER_CLASS,
     ChoiceFigures,
     FigureBook,
-    Outlook,
     Tally,
     temperature_bucket,
 )
 from router.policy import DecisionReason
+from router.regret import Outlook
 from router.request import Round
 from specdecode import wire
 from specdecode.figures import FigureLabel, Figures, speedup, speedups
@@ -156,35 +156,21 @@ def test_predictions_are_compared_with_the_same_rounds_alone() -> None:
     assert (told.predicted_seconds, told.seconds) == (0.4, 0.5)
 
 
-def test_regret_is_what_each_fixed_length_would_have_brought_in_the_same_time() -> None:
-    outlook = Outlook(survivals=(0.8, 0.4), seconds=(1.0, 1.2, 1.6))
-    # Expected 1, 1.8, 2.2 tokens: rates 1, 1.5, 1.375; chosen γ 2 takes 1.6 s.
-    expected, lost = outlook.regrets(2)
-    assert expected == pytest.approx(2.2)
-    assert lost == pytest.approx([1.6 - 2.2, 2.4 - 2.2, 0.0])
-
-
-def test_regret_counts_the_rest_of_the_step() -> None:
-    outlook = Outlook(survivals=(0.8,), seconds=(1.0, 1.2), others_emitted=9.0)
-    # 10 tokens in 1 s against 10.8 in 1.2 s: drafting for one slows nine others down.
-    expected, lost = outlook.regrets(1)
-    assert expected == pytest.approx(10.8)
-    assert lost == pytest.approx([1.2, 0.0])
+def deciding(*lost: float) -> Round:
+    """A round whose decision was compared."""
+    return Round(DrafterKind.MODEL, DecisionReason.SPECULATING, 0.0, outlook=Outlook(1.0, lost))
 
 
 def test_regret_against_a_length_beyond_what_a_round_could_have_is_that_of_its_longest() -> None:
-    short = Round(DrafterKind.MODEL, DecisionReason.SPECULATING, 0.0, outlook=Outlook((0.5,), (1.0, 1.0)))
-    long = Round(
-        DrafterKind.MODEL, DecisionReason.SPECULATING, 0.0, outlook=Outlook((0.5, 0.5), (1.0, 1.0, 1.0))
-    )
+    short, long = deciding(-0.5, 0.25), deciding(-0.5, 0.5, 1.0)
     for order in ((short, long), (long, short)):
         tally = Tally()
         for round_ in order:
             tally.count(result(0), (P,), round_, 1.0)
         regret = tally.figures(LABEL).regret
-        assert regret.lost == pytest.approx((0.0, 1.0, 1.5))
+        assert regret.lost == (-1.0, 0.75, 1.25)
         assert (regret.num_rounds, regret.expected) == (2, 2.0)
-        assert regret.shares == pytest.approx((0.0, 0.5, 0.75))
+        assert regret.shares == (-0.5, 0.375, 0.625)
     apart = Tally()
     for round_ in (short, long):
         part = Tally()
