@@ -143,12 +143,14 @@ class OtherLoad:
         rows: of those, how many need logits.
         emitted: expected, weighted.
         cached_tokens: kv of the whole step, the due sequences' included.
+        sequences: that those tokens are of.
     """
 
     tokens: int = 0
     rows: int = 0
     emitted: float = 0.0
     cached_tokens: int = 0
+    sequences: int = 0
 
 
 @dataclass(frozen=True)
@@ -215,7 +217,10 @@ def choose(
     limit = int((survival != NEVER).any(axis=0).sum())
     slots = np.arange((limit if max_slots is None else min(limit, max_slots)) + 2)
     seconds = steps.curve(
-        slots + (others.tokens + len(due)), slots + (others.rows + len(due)), others.cached_tokens
+        slots + (others.tokens + len(due)),
+        slots + (others.rows + len(due)),
+        others.cached_tokens,
+        others.sequences + len(due),
     )
     best = SlotProblem(
         survival,
@@ -304,8 +309,8 @@ def _check_load(
         raise InvalidArgumentError.of("round_trip_seconds", f"{round_trip_seconds} is not at least 0")
     if max_slots is not None and max_slots < 0:
         raise InvalidArgumentError.of("max_slots", f"{max_slots} is below 0")
-    if others.tokens < 0 or others.cached_tokens < 0 or not others.emitted >= 0:
-        raise InvalidArgumentError.of("others", "tokens, cached_tokens and emitted must be at least 0")
+    if min(others.tokens, others.cached_tokens, others.sequences) < 0 or not others.emitted >= 0:
+        raise InvalidArgumentError.of("others", "no part may be below 0")
     if not 0 <= others.rows <= others.tokens:
         raise InvalidArgumentError.of("others.rows", f"{others.rows} is outside [0, {others.tokens}]")
     for index, sequence in enumerate(due):

@@ -35,6 +35,8 @@ class StepSample:
     rows: int
     cached_tokens: int
     seconds: float
+    sequences: int = 0
+    """Whose tokens they are; 0: not noted."""
 
 
 @dataclass(frozen=True)
@@ -61,11 +63,14 @@ class StepCosts:
         token_seconds: b, for one token in flight that needs logits.
         cached_token_seconds: c, for one cached token attended to.
         overhead_seconds: spent in every step outside the forward; no part of the ridge.
+        sequence_seconds: one sequence more in the step, whatever its tokens.
         prefill_share: what a token that needs no logits costs of one that does, in [0, 1].
         tokens: [P] measured tokens in flight, rising; empty: the fit alone.
-        seconds: [P] step time at those with every token needing logits and nothing cached; never falling.
+        seconds: [P] step time at those with every token needing logits and nothing cached, without what the
+            sequences cost; never falling.
         buckets: sizes that the engine pads a step to, rising; empty: none.
         residual: median of |fit − measured| / measured; 0 without measurements.
+        samples: the measurements, if this was measured here.
     """
 
     base_seconds: float
@@ -77,10 +82,12 @@ class StepCosts:
     seconds: tuple[float, ...] = ()
     buckets: tuple[int, ...] = ()
     residual: float = 0.0
+    sequence_seconds: float = 0.0
+    samples: tuple[StepSample, ...] = ()
 
     def __post_init__(self) -> None:
-        parts = ("base_seconds", "token_seconds", "cached_token_seconds", "overhead_seconds", "residual")
-        _check_at_least_zero(self, *parts)
+        parts = ("base_seconds", "token_seconds", "cached_token_seconds", "overhead_seconds")
+        _check_at_least_zero(self, *parts, "sequence_seconds", "residual")
         if self.base_seconds + self.token_seconds <= 0:
             raise InvalidArgumentError.of("base_seconds", "a step must take more than 0 seconds")
         if not 0 <= self.prefill_share <= 1:
@@ -102,17 +109,19 @@ class StepCosts:
         if len({sample.tokens for sample in samples}) < 2:
             raise InvalidArgumentError.of("samples", "steps of at least two numbers of tokens are needed")
         _check_samples([sample.seconds for sample in samples])
-        tokens, rows, cached, seconds = np.array(
-            [(s.tokens, s.rows, s.cached_tokens, s.seconds) for s in samples], dtype=np.float64
+        tokens, rows, cached, sequences, seconds = np.array(
+            [(s.tokens, s.rows, s.cached_tokens, s.sequences, s.seconds) for s in samples], dtype=np.float64
         ).T
-        columns = np.stack([np.ones_like(tokens), tokens - rows, rows, cached], axis=1)
-        base, hidden, row, per_cached = _nonnegative_fit(columns, seconds)
+        columns = np.stack([np.ones_like(tokens), tokens - rows, rows, cached, sequences], axis=1)
+        base, hidden, row, per_cached, sequence = _nonnegative_fit(columns, seconds)
         # A token without logits never costs more than one with them.
         hidden = min(hidden, row)
-        fitted = columns @ np.array([base, hidden, row, per_cached])
-        at_zero = seconds - per_cached * cached + (row - hidden) * (tokens - rows)
+        fitted = columns @ np.array([base, hidden, row, per_cached, sequence])
+        correction = (row - hidden) * (tokens - rows) - per_cached * cached - sequence * sequences
         sizes = np.unique(tokens)
-        medians = np.array([np.median(at_zero[tokens == size]) for size in sizes])
+        medians = np.array(
+            [_least_corrected(seconds[tokens == size], correction[tokens == size]) for size in sizes]
+        )
         return cls(
             base_seconds=float(base),
             token_seconds=float(row),
@@ -122,7 +131,15 @@ class StepCosts:
             seconds=tuple(float(value) for value in _never_falling(medians)),
             buckets=buckets,
             residual=float(np.median(np.abs(fitted - seconds) / seconds)),
+            sequence_seconds=float(sequence),
+            samples=tuple(samples),
         )
+
+    def fitted(self, tokens: float, rows: float, cached_tokens: float, sequences: float = 0) -> float:
+        """Seconds of a step by the fit alone."""
+        counted = rows + self.prefill_share * (tokens - rows)
+        fixed = self.overhead_seconds + self.base_seconds + self.sequence_seconds * sequences
+        return fixed + self.token_seconds * counted + self.cached_token_seconds * cached_tokens
 
     @property
     def ridge(self) -> float:
@@ -130,7 +147,11 @@ class StepCosts:
         return self.base_seconds / self.token_seconds if self.token_seconds else math.inf
 
     def curve(
-        self, tokens: npt.ArrayLike, rows: npt.ArrayLike | None = None, cached_tokens: float = 0
+        self,
+        tokens: npt.ArrayLike,
+        rows: npt.ArrayLike | None = None,
+        cached_tokens: float = 0,
+        sequences: float = 0,
     ) -> Floats:
         """Seconds of a step for each number of tokens in flight.
 
@@ -138,17 +159,21 @@ class StepCosts:
             tokens: [...] tokens in flight.
             rows: [...] of those, how many need logits; all of them unless given.
             cached_tokens: kv, the same for all.
+            sequences: the same for all; what they cost besides their tokens is counted only if given.
         """
         counts = np.asarray(tokens, dtype=np.float64)
         seconds = self._with_logits(counts)
         if rows is not None and self.prefill_share < 1:
             alone = self._with_logits(np.asarray(rows, dtype=np.float64))
             seconds = alone + self.prefill_share * (seconds - alone)
-        return np.asarray(seconds + self.cached_token_seconds * cached_tokens)
+        constant = self.cached_token_seconds * cached_tokens + self.sequence_seconds * sequences
+        return np.asarray(seconds + constant)
 
-    def step(self, tokens: int, rows: int | None = None, cached_tokens: float = 0) -> float:
+    def step(
+        self, tokens: int, rows: int | None = None, cached_tokens: float = 0, sequences: float = 0
+    ) -> float:
         """Seconds of one step; see `curve`."""
-        return float(self.curve(tokens, rows, cached_tokens))
+        return float(self.curve(tokens, rows, cached_tokens, sequences))
 
     def _with_logits(self, counts: Floats) -> Floats:
         padded = self._padded(counts)
@@ -251,12 +276,12 @@ class Calibration:
     Attributes:
         key: what it was measured on (model, dtype, device, parallelism, library versions): another key is
             another machine.
-        step: of the target.
+        step: of the target; None where only drafters were measured.
         drafts: by drafter.
     """
 
     key: Mapping[str, str]
-    step: StepCosts
+    step: StepCosts | None = None
     drafts: Mapping[str, DraftCosts] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
@@ -265,7 +290,7 @@ class Calibration:
             "format": CALIBRATION_FORMAT,
             "version": CALIBRATION_VERSION,
             "key": dict(self.key),
-            "step": asdict(self.step),
+            "step": None if self.step is None else asdict(self.step),
             "drafts": {name: asdict(costs) for name, costs in self.drafts.items()},
         }
 
@@ -284,7 +309,10 @@ class Calibration:
             raise InvalidArgumentError.of("key", "key and drafts must be objects")
         costs = {str(name): _draft_costs(part, f"drafts.{name}") for name, part in drafts.items()}
         texts = {str(name): str(value) for name, value in key.items()}
-        return cls(texts, _read(StepCosts, document.get("step"), "step"), costs)
+        step = document.get("step")
+        if step is None and texts.get("role") != "draft":
+            raise InvalidArgumentError.of("step", "is missing, and this is no draft service's calibration")
+        return cls(texts, None if step is None else _step_costs(step), costs)
 
     def save(self, path: Path) -> None:
         """Write the document, whole or not at all."""
@@ -304,14 +332,25 @@ class Calibration:
             raise InvalidArgumentError.of("calibration", f"{path}: {error.message}") from error
 
 
-Costs = TypeVar("Costs", StepCosts, DraftCosts, DraftSample)
+Costs = TypeVar("Costs", StepCosts, DraftCosts, StepSample, DraftSample)
+
+
+def _step_costs(part: object) -> StepCosts:
+    parts, samples = _with_samples(part, "step")
+    read = tuple(_read(StepSample, sample, "step.samples") for sample in samples)
+    return _read(StepCosts, {**parts, "samples": read}, "step")
 
 
 def _draft_costs(part: object, name: str) -> DraftCosts:
+    parts, samples = _with_samples(part, name)
+    read = tuple(_read(DraftSample, sample, f"{name}.samples") for sample in samples)
+    return _read(DraftCosts, {**parts, "samples": read}, name)
+
+
+def _with_samples(part: object, name: str) -> tuple[dict[str, Any], Sequence[object]]:
     if not isinstance(part, dict) or not isinstance(part.get("samples", []), list | tuple):
         raise InvalidArgumentError.of(name, "must be an object whose samples are a list")
-    samples = tuple(_read(DraftSample, sample, f"{name}.samples") for sample in part.get("samples", []))
-    return _read(DraftCosts, {**part, "samples": samples}, name)
+    return part, part.get("samples", [])
 
 
 def _read(kind: type[Costs], part: object, name: str) -> Costs:
@@ -326,7 +365,7 @@ def _read(kind: type[Costs], part: object, name: str) -> Costs:
     }
     for key, value in values.items():
         numbers = value if isinstance(value, tuple) else (value,)
-        if not all(isinstance(number, int | float | DraftSample) for number in numbers):
+        if not all(isinstance(number, int | float | StepSample | DraftSample) for number in numbers):
             raise InvalidArgumentError.of(f"{name}.{key}", "must be a number, or a list of numbers")
     try:
         return kind(**values)
@@ -352,6 +391,15 @@ def _nonnegative_fit(columns: Floats, seconds: Floats) -> Floats:
                 best, best_error = np.zeros(columns.shape[1]), error
                 best[list(subset)] = found
     return best
+
+
+def _least_corrected(seconds: Floats, correction: Floats) -> float:
+    """Of one size: seconds as they would be with all logits and nothing cached, by the measurements that need
+    the least correction for that, since it is the fit's.
+    """
+    shares = np.abs(correction) / seconds
+    near = shares <= max(2 * shares.min(), 0.05)
+    return float(np.median((seconds + correction)[near]))
 
 
 def _never_falling(values: Floats) -> Floats:

@@ -296,18 +296,17 @@ class Engine:
     ) -> LoadSnapshot:
         """The load at the end of a step that took `seconds`."""
         load = self._snapshot(works, seconds)
-        self.meter.match.note(load)
+        self.meter.match.note(load, len(works))
         self.meter.note_results([result for _, result in results])
         emitted = sum(len(result.token_ids) for _, result in results)
         coming = NextStep.of(self.scheduler)
-        price = self.meter.price(load.tokens_in_flight, load.num_rows, load.num_cached_tokens, emitted)
         return replace(
             load,
             num_ordered=len(coming.ordered),
             num_ordered_tokens=coming.num_ordered_tokens,
             num_prefill_tokens=coming.num_prefill_tokens,
             expected_emitted=self.meter.expected_emitted(coming.ordered),
-            price=price,
+            price=self.meter.price(load, len(works), emitted),
             idle_share=self.meter.idle.share,
             cost_ratio=self.meter.match.ratio,
         )

@@ -56,10 +56,11 @@ class _Step:
     tokens: int
     rows: int
     cached_tokens: int
+    sequences: int
     seconds: float
 
     def expected(self, costs: StepCosts) -> float:
-        return costs.step(self.tokens, self.rows, self.cached_tokens)
+        return costs.step(self.tokens, self.rows, self.cached_tokens, self.sequences)
 
 
 class CostMatch:
@@ -83,12 +84,13 @@ class CostMatch:
             return False
         return abs(self._overall() / self._usual - 1) > _STALE_SHARE
 
-    def note(self, load: LoadSnapshot) -> None:
-        """Compares a step with its costs."""
+    def note(self, load: LoadSnapshot, sequences: int) -> None:
+        """Compares a step of so many sequences with its costs."""
         # A step without rows need not have waited for its device.
         if self.costs is None or not load.num_rows:
             return
-        step = _Step(load.tokens_in_flight, load.num_rows, load.num_cached_tokens, load.step_seconds)
+        counts = (load.tokens_in_flight, load.num_rows, load.num_cached_tokens)
+        step = _Step(*counts, sequences, load.step_seconds)
         ratio = step.seconds / step.expected(self.costs)
         if ratio < _FARTHEST_RATIO:
             self._steps.append(step)
@@ -135,14 +137,14 @@ class LoadMeter:
         """Emitted tokens of windows that are ordered."""
         return sum(self._round_emitted if sequence.drafts() else 1.0 for sequence in ordered)
 
-    def price(self, tokens: int, rows: int, cached_tokens: int, emitted: int) -> float:
+    def price(self, load: LoadSnapshot, sequences: int, emitted: int) -> float:
         """λ of one more token in flight at a step like this one; 0 without costs."""
-        costs = self.match.costs
+        costs, tokens, rows = self.match.costs, load.tokens_in_flight, load.num_rows
         if costs is None or not tokens:
             return 0.0
         # The ratio would scale both: it cancels.
-        seconds = costs.step(tokens, rows, cached_tokens)
-        more = costs.step(tokens + 1, rows + 1, cached_tokens)
+        seconds = costs.step(tokens, rows, load.num_cached_tokens, sequences)
+        more = costs.step(tokens + 1, rows + 1, load.num_cached_tokens, sequences)
         return emitted * (more - seconds) / seconds
 
 

@@ -232,6 +232,7 @@ def step_costs(draw: st.DrawFn) -> StepCosts:
         seconds=tuple(sorted(draw(st.floats(1e-6, 1e3)) for _ in tokens)),
         buckets=draw(sizes),
         residual=draw(part_seconds),
+        sequence_seconds=draw(part_seconds),
     )
 
 

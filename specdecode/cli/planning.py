@@ -49,9 +49,9 @@ class PlanFlags:
             "a100, h100, h100-nvl, h200, b200, l4, this, or a profile (.json, .yaml, .toml)", "h100", "GPU"
         ),
     ] = None
-    calibration: Annotated[str | None, _option("File of measured costs, for --gpu this", "none", "PATH")] = (
-        None
-    )
+    calibration: Annotated[
+        str | None, _option("File of measured costs, for --gpu this", "the newest kept", "PATH")
+    ] = None
     tp: Annotated[str | None, _option("GPUs the target is cut over", "the fewest that fit", "INTEGER")] = None
     draft_tp: Annotated[str | None, _option("GPUs the draft is cut over", "the target's", "INTEGER")] = None
     dtype: Annotated[str | None, _option("Of the target's weights", "bf16", "DTYPE")] = None

@@ -120,15 +120,22 @@ class PlanTexts:
         return DraftOption(draft, system, self.question(alphas))
 
     def _measured(self, draft: str) -> MeasuredSystem:
-        if self.calibration is None:
-            raise InvalidArgumentError.of("gpu", "'this' needs --calibration with a file of measured costs")
-        calibration = Calibration.load(Path(self.calibration))
+        calibration = self._calibration()
+        if calibration.step is None:
+            raise InvalidArgumentError.of("calibration", f"{self.calibration} is of a draft service alone")
         drafter = draft if self.draft or self.drafts else next(iter(calibration.drafts), draft)
         if drafter not in calibration.drafts:
             known = ", ".join(calibration.drafts) or "none"
             raise InvalidArgumentError.of("draft", f"{drafter!r} was not measured; measured: {known}")
         title = " on ".join(calibration.key[name] for name in ("model", "device") if name in calibration.key)
         return MeasuredSystem(f"{title} with {drafter}", calibration.step, calibration.drafts[drafter])
+
+    def _calibration(self) -> Calibration:
+        if self.calibration is not None:
+            return Calibration.load(Path(self.calibration))
+        from specdecode.calibrations import of_this_machine
+
+        return of_this_machine(self.target)
 
     def _roofline(self, draft: str) -> RooflineSystem:
         gpu = hardware_profile(self.gpu or "h100")

@@ -241,6 +241,7 @@ def step_costs_to_proto(costs: StepCosts) -> pb.StepCosts:
         seconds=costs.seconds,
         buckets=costs.buckets,
         residual=costs.residual,
+        sequence_seconds=costs.sequence_seconds,
     )
 
 
@@ -256,6 +257,7 @@ def step_costs_from_proto(message: pb.StepCosts) -> StepCosts:
         seconds=tuple(message.seconds),
         buckets=tuple(message.buckets),
         residual=message.residual,
+        sequence_seconds=message.sequence_seconds,
     )
 
 

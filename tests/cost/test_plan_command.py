@@ -11,8 +11,9 @@ from specdecode.cost import Calibration, DraftCosts, StepCosts
 
 @pytest.fixture(autouse=True)
 def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pictures are written to the working directory."""
+    """Pictures are written to the working directory; calibrations of this machine are not used."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SPECDECODE_CACHE", str(tmp_path / "cache"))
 
 
 def plan(*args: str) -> Result:
