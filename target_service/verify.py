@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from specdecode.errors import NumericalError, SpecdecodeError
+from specdecode.lm.cpu import Kernels
 from specdecode.sampling import Window, coupled_tokens, greedy_tokens, probabilities, token_logprobs
 from specdecode.types import Method, Origin, TokenLogprobs
 from specdecode.verification import Drafts, Verified, verify_block, verify_picks, verify_rejection
@@ -48,10 +49,12 @@ class Verifier:
 
     Args:
         generator: noise of `rejection` and `block`; independent of whatever drafters use.
+        kernels: for logits on a CPU.
     """
 
-    def __init__(self, generator: torch.Generator) -> None:
+    def __init__(self, generator: torch.Generator, kernels: Kernels | None = None) -> None:
         self._generator = generator
+        self._kernels = kernels
 
     def verify(
         self,
@@ -60,7 +63,8 @@ class Verifier:
     ) -> list[Outcome]:
         """One outcome per window; rows of a window are consecutive, in the order of `works`."""
         starts = first_rows(works)
-        broken = _broken_windows(logits, works, starts)
+        best, finite = self._look_over(logits)
+        broken = _broken_windows(finite, works, starts)
         outcomes = [Outcome([], error=NumericalError("the model's logits are not finite"))] * len(works)
         for method in Method:
             chosen = [
@@ -68,22 +72,36 @@ class Verifier:
             ]
             if chosen:
                 group = [works[i] for i in chosen]
-                rows = _rows_of(logits, group, [starts[i] for i in chosen], len(works))
-                for i, outcome in zip(chosen, self._verify_method(method, rows, group), strict=True):
+                rows = _rows_of(group, [starts[i] for i in chosen], len(works), logits.device)
+                own = _Rows(_pick(logits, rows), None if best is None else _pick(best, rows))
+                for i, outcome in zip(chosen, self._verify_method(method, own, group), strict=True):
                     outcomes[i] = outcome
         return outcomes
+
+    def _look_over(
+        self,
+        logits: Tensor,  # [R, vocab_size]
+    ) -> tuple[Tensor | None, Tensor]:
+        """[R] int64 the highest logit's id, where it costs nothing more; [R] bool whether all are finite."""
+        if self._kernels is not None and logits.dtype == self._kernels.dtype:
+            return self._kernels.best_tokens(logits)
+        # A sum is one pass over the rows and keeps every NaN and infinity.
+        return None, logits.sum(-1, dtype=torch.float32).isfinite()
 
     def _verify_method(
         self,
         method: Method,
-        logits: Tensor,  # [R, vocab_size]
+        rows: _Rows,
         works: Sequence[Work],
     ) -> list[Outcome]:
         windows = [_window(work) for work in works]
+        logits = rows.logits
         drafts = _drafts(works, logits.device)
         first_row = torch.tensor(first_rows(works), device=logits.device)
         if method is Method.GREEDY:
-            verified = verify_picks(greedy_tokens(logits, windows), first_row, drafts)
+            plain = rows.best is not None and not any(window.adjusts_logits for window in windows)
+            picks = rows.best if plain and rows.best is not None else greedy_tokens(logits, windows)
+            verified = verify_picks(picks, first_row, drafts)
         elif method is Method.COUPLED:
             picks = _coupled_picks(probabilities(logits, windows), works)
             verified = verify_picks(picks, first_row, drafts)
@@ -109,13 +127,19 @@ def window_logprobs(
     return tuple(token_logprobs(logits[: len(token_ids)], ids, num_top))
 
 
+@dataclass(frozen=True)
+class _Rows:
+    """A method's rows: [R, vocab_size] logits, and [R] int64 the highest one's id where it is known."""
+
+    logits: Tensor
+    best: Tensor | None
+
+
 def _broken_windows(
-    logits: Tensor,  # [R, vocab_size]
+    finite: Tensor,  # [R] bool
     works: Sequence[Work],
     starts: Sequence[int],
 ) -> set[int]:
-    # A sum is one pass over the rows and keeps every NaN and infinity.
-    finite = logits.sum(-1, dtype=torch.float32).isfinite()
     if bool(finite.all()):
         return set()
     fine = finite.tolist()
@@ -127,17 +151,22 @@ def _broken_windows(
 
 
 def _rows_of(
-    logits: Tensor,  # [R, vocab_size]
-    group: Sequence[Work],
-    starts: Sequence[int],
-    num_works: int,
-) -> Tensor:
+    group: Sequence[Work], starts: Sequence[int], num_works: int, device: torch.device
+) -> Tensor | None:
+    """[R'] int64 the rows of a group's windows; None for all."""
     if len(group) == num_works:
-        return logits
+        return None
     rows = [
         r for w, start in zip(group, starts, strict=True) for r in range(start, start + w.chunk.num_logits)
     ]
-    return logits[torch.tensor(rows, device=logits.device)]
+    return torch.tensor(rows, device=device)
+
+
+def _pick(
+    values: Tensor,  # [R, ...]
+    rows: Tensor | None,  # [R'] int64
+) -> Tensor:
+    return values if rows is None else values[rows]
 
 
 def _window(work: Work) -> Window:

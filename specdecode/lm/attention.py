@@ -2,8 +2,9 @@
 
 All sequences' tokens of a step lie in one row `[1, n]`. An `AttentionPlan`, made once a step and passed
 through the model as a keyword, says where each token's keys and values are stored and which blocks each token
-may look at. This is the reference implementation, in torch, for CPU and CUDA: sequences of similar shape are
-gathered into one dense batch.
+may look at. The reference implementation, in torch, for CPU and CUDA, gathers sequences of similar shape
+into one dense batch; on a CPU short windows run on a compiled kernel (`specdecode.lm.cpu`) that is tested
+against it.
 """
 
 from __future__ import annotations
@@ -17,8 +18,12 @@ from torch import Tensor
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
+from specdecode.lm.cpu.kernels import Kernels
+
 ATTENTION_NAME = "specdecode_paged"
 PLAN_KEYWORD = "paged_attention_plan"
+LONGEST_WINDOW = 64
+"""Tokens of one sequence up to which attention over the blocks in place is faster than a dense batch."""
 
 
 @dataclass(frozen=True)
@@ -53,13 +58,6 @@ class PagedKV:
         self.keys = [make(shape.kv_heads, shape.key_dim) for shape in layers]
         self.values = [make(shape.kv_heads, shape.value_dim) for shape in layers]
 
-    def clear(self, blocks: Sequence[int]) -> None:
-        """Zeroes what earlier owners left: a NaN there would reach the next one through masked keys."""
-        if blocks:
-            index = torch.tensor(blocks, device=self.keys[0].device)
-            for stored in (*self.keys, *self.values):
-                stored.index_fill_(0, index, 0)
-
 
 @dataclass(frozen=True)
 class LayerShape:
@@ -87,6 +85,8 @@ class _Group:
     """[B * K / block_size] int64; padding repeats the sequence's own first block."""
     query_positions: Tensor
     """[B, Q] int64; padding has the position of the first query."""
+    stale: Tensor
+    """[B, 1, K, 1] bool: keys beyond a sequence's last token, of whoever had the block before."""
     num_keys: int
     masks: dict[tuple[int | None, int], Tensor] = field(default_factory=dict)
 
@@ -111,55 +111,102 @@ class AttentionPlan:
         kv: the storage.
         spans: each sequence's part of the step, in the order of the flattened tokens.
         device: where the model runs.
+        kernels: for spans of few tokens; longer ones, and all without, are gathered into dense batches.
     """
 
-    def __init__(self, kv: PagedKV, spans: Sequence[Span], device: torch.device) -> None:
+    def __init__(
+        self, kv: PagedKV, spans: Sequence[Span], device: torch.device, kernels: Kernels | None = None
+    ) -> None:
         self.kv = kv
+        self._kernels = kernels
         slots: list[int] = []
         positions: list[int] = []
         members: dict[tuple[int, int], list[tuple[int, Span]]] = {}
+        windows: list[tuple[int, Span]] = []
         size = kv.block_size
         for span in spans:
-            first = len(slots)
-            end = span.start + span.num_tokens
-            table = span.block_table
+            first, end, table = len(slots), span.start + span.num_tokens, span.block_table
             slots += [table[p // size] * size + p % size for p in range(span.start, end)]
             positions += range(span.start, end)
-            # Padding at most doubles either side of the dense batch.
-            shape = (span.num_tokens.bit_length(), (-(-end // size)).bit_length())
-            members.setdefault(shape, []).append((first, span))
-        self.new_partial_blocks = [
-            block for span in spans if (block := _new_partial_block(span, size)) is not None
-        ]
-        """Blocks that the step begins to fill but doesn't fill up."""
+            if kernels is not None and span.num_tokens <= LONGEST_WINDOW:
+                windows.append((first, span))
+            else:
+                # Padding at most doubles either side of the dense batch.
+                shape = (span.num_tokens.bit_length(), (-(-end // size)).bit_length())
+                members.setdefault(shape, []).append((first, span))
         self.positions = torch.tensor(positions, device=device)
         self.slots = torch.tensor(slots, device=device)
-        self.groups = [_group(spans_of, size, device) for spans_of in members.values()]
+        self._groups = [_group(spans_of, size, device) for spans_of in members.values()]
+        self._windows = _windows(windows, size) if windows else None
+
+    def store(
+        self,
+        key: Tensor,  # [n, kv_heads, key_dim]
+        value: Tensor,  # [n, kv_heads, value_dim]
+        keys: Tensor,  # [num_blocks, block_size, kv_heads, key_dim]
+        values: Tensor,  # [num_blocks, block_size, kv_heads, value_dim]
+    ) -> None:
+        """Puts the step's keys and values of one layer where they belong."""
+        keys.flatten(0, 1)[self.slots] = key
+        values.flatten(0, 1)[self.slots] = value
+
+    def attend(
+        self,
+        tokens: Tensor,  # [n, heads, key_dim]
+        keys: Tensor,  # [num_blocks, block_size, kv_heads, key_dim]
+        values: Tensor,  # [num_blocks, block_size, kv_heads, value_dim]
+        scaling: float | None,
+        window: int | None,
+        softcap: float | None,
+    ) -> Tensor:
+        """What every token of the step attends to, after `store`: [n, heads, value_dim]."""
+        output = tokens.new_empty(tokens.shape[0], tokens.shape[1], values.shape[-1])
+        if self._windows is not None and self._kernels is not None:
+            scale = tokens.shape[-1] ** -0.5 if scaling is None else scaling
+            spans, tables = self._windows
+            self._kernels.attend(
+                tokens.contiguous(), keys, values, output, spans, tables, scale, window, softcap
+            )
+        for group in self._groups:
+            attended = _attend(group, tokens, keys, values, scaling, window, softcap).flatten(0, 1)
+            index = group.queries.flatten()
+            if group.real is not None:
+                index, attended = index[group.real], attended[group.real]
+            output[index] = attended
+        return output
 
 
-def _new_partial_block(span: Span, block_size: int) -> int | None:
-    index, used = divmod(span.start + span.num_tokens, block_size)
-    return span.block_table[index] if used and index * block_size >= span.start else None
+def _windows(members: Sequence[tuple[int, Span]], block_size: int) -> tuple[Tensor, Tensor]:
+    """[S, 4] int32 spans and [T] int32 block tables as the kernel reads them."""
+    rows: list[tuple[int, int, int, int]] = []
+    tables: list[int] = []
+    for first, span in members:
+        rows.append((first, span.start, span.num_tokens, len(tables)))
+        tables += span.block_table[: -(-(span.start + span.num_tokens) // block_size)]
+    return torch.tensor(rows, dtype=torch.int32), torch.tensor(tables, dtype=torch.int32)
 
 
 def _group(members: Sequence[tuple[int, Span]], block_size: int, device: torch.device) -> _Group:
     num_queries = max(span.num_tokens for _, span in members)
     num_blocks = max(-(-(span.start + span.num_tokens) // block_size) for _, span in members)
-    queries, positions, real, blocks = [], [], [], []
+    queries, positions, real, blocks, ends = [], [], [], [], []
     for first, span in members:
         padding = num_queries - span.num_tokens
         queries.append([*range(first, first + span.num_tokens), *[first] * padding])
         positions.append([*range(span.start, span.start + span.num_tokens), *[span.start] * padding])
         real += [True] * span.num_tokens + [False] * padding
         used = span.block_table[: -(-(span.start + span.num_tokens) // block_size)]
-        # Nobody else's block: masked keys still take part in 0 · value, and 0 · NaN is NaN.
         blocks += [*used, *[used[0]] * (num_blocks - len(used))]
+        ends.append(span.start + span.num_tokens)
+    num_keys = num_blocks * block_size
+    stale = torch.arange(num_keys, device=device) >= torch.tensor(ends, device=device)[:, None]
     return _Group(
         queries=torch.tensor(queries, device=device),
         real=None if all(real) else torch.tensor(real, device=device),
         blocks=torch.tensor(blocks, device=device),
         query_positions=torch.tensor(positions, device=device),
-        num_keys=num_blocks * block_size,
+        stale=stale[:, None, :, None],
+        num_keys=num_keys,
     )
 
 
@@ -188,18 +235,9 @@ def paged_attention(
     plan = kwargs[PLAN_KEYWORD]
     layer = module.layer_idx
     keys, values = plan.kv.keys[layer], plan.kv.values[layer]
-    keys.flatten(0, 1)[plan.slots] = key[0].transpose(0, 1)
-    values.flatten(0, 1)[plan.slots] = value[0].transpose(0, 1)
-
-    tokens = query[0].transpose(0, 1)  # [n, heads, key_dim]
-    output = tokens.new_empty(tokens.shape[0], tokens.shape[1], values.shape[-1])
-    for group in plan.groups:
-        attended = _attend(group, tokens, keys, values, scaling, sliding_window, softcap).flatten(0, 1)
-        index = group.queries.flatten()
-        if group.real is not None:
-            index, attended = index[group.real], attended[group.real]
-        output[index] = attended
-    return output[None], None
+    plan.store(key[0].transpose(0, 1), value[0].transpose(0, 1), keys, values)
+    attended = plan.attend(query[0].transpose(0, 1), keys, values, scaling, sliding_window, softcap)
+    return attended[None], None
 
 
 def _attend(
@@ -220,6 +258,8 @@ def _attend(
     query = query.permute(0, 2, 3, 1, 4).reshape(batch, kv_heads, repeat * num_queries, -1)
     key = keys.index_select(0, group.blocks).view(batch, group.num_keys, kv_heads, -1).transpose(1, 2)
     value = values.index_select(0, group.blocks).view(batch, group.num_keys, kv_heads, -1).transpose(1, 2)
+    # Masked keys still take part, as 0 · value: what an earlier owner left may be NaN.
+    key, value = key.masked_fill(group.stale, 0), value.masked_fill(group.stale, 0)
     mask = group.mask(window, repeat)
     if softcap is None:
         out = torch.nn.functional.scaled_dot_product_attention(query, key, value, mask, scale=scaling)

@@ -17,6 +17,8 @@ from transformers.utils.logging import disable_progress_bar
 
 from specdecode.errors import FailedPreconditionError
 from specdecode.lm.attention import ATTENTION_NAME, LayerShape, register_attention
+from specdecode.lm.cpu.fused import AttentionCall, fuse
+from specdecode.lm.cpu.kernels import MAX_BLOCK_SIZE, MAX_DIM, Kernels, load_kernels
 from specdecode.lm.packing import can_pack, pack_linears
 from specdecode.types import ModelInfo
 
@@ -35,6 +37,7 @@ class LoadedModel:
         max_length: longest sequence, prompt and output together.
         layers: what each layer stores for a token.
         num_parameters: weights, shared ones counted once.
+        kernels: compiled ones that the model's layers run on; None: torch alone.
     """
 
     module: Any
@@ -45,6 +48,12 @@ class LoadedModel:
     device: torch.device
     layers: tuple[LayerShape, ...]
     num_parameters: int
+    kernels: Kernels | None = None
+
+    def kernels_for(self, block_size: int) -> Kernels | None:
+        """The attention's kernels, None where the model's or the pool's shape is beyond them."""
+        fits = all(layer.key_dim == layer.value_dim <= MAX_DIM for layer in self.layers)
+        return self.kernels if fits and block_size <= MAX_BLOCK_SIZE else None
 
     def block_bytes(self, block_size: int) -> int:
         """Memory of one KV block in all layers."""
@@ -72,11 +81,17 @@ class LoadedModel:
         )
 
 
-def load_model(path: Path | str, dtype: torch.dtype | str, device: torch.device | str = "cpu") -> LoadedModel:
+def load_model(
+    path: Path | str,
+    dtype: torch.dtype | str,
+    device: torch.device | str = "cpu",
+    use_kernels: bool = True,
+) -> LoadedModel:
     """Loads a decoder-only model from a directory and checks that it can be served: safetensors, no remote
     code.
 
-    `dtype` may also be a name, or "auto" for the checkpoint's own.
+    `dtype` may also be a name, or "auto" for the checkpoint's own. Without `use_kernels` the layers run as
+    transformers has them, on torch: the reference.
 
     Raises:
         FailedPreconditionError: the directory holds no such model, or an architecture that paged attention
@@ -96,36 +111,45 @@ def load_model(path: Path | str, dtype: torch.dtype | str, device: torch.device 
         raise FailedPreconditionError(
             f"{path}: the checkpoint lacks {len(missing)} weights ({missing[0]}, …)"
         )
-    return adopt_model(module, Path(path).name, device)
+    return adopt_model(module, Path(path).name, device, use_kernels)
 
 
-def adopt_model(module: Any, name: str, device: torch.device | str = "cpu") -> LoadedModel:
+def adopt_model(
+    module: Any, name: str, device: torch.device | str = "cpu", use_kernels: bool = True
+) -> LoadedModel:
     """Puts a transformers model on paged attention, after a self-test against its own attention.
 
     Raises:
         FailedPreconditionError: see `load_model`.
     """
-    from specdecode.lm.selftest import check_paged_equals_plain
+    from specdecode.lm.selftest import PlainLogits, check_paged_equals_plain
 
     register_attention()
     module = module.eval().requires_grad_(False).to(device)
     config = module.config.get_text_config()
     _require_supported(module, config, name)
-    plain = _plain_attention(module)
+    longest = _max_length(config, name)
+    plain = PlainLogits.of(module, _plain_attention(module), config.vocab_size, name)
+    probed = _probe_layers(module, config, name)
     model = LoadedModel(
         module=module,
         name=name,
         vocab_size=config.vocab_size,
-        max_length=_max_length(config, name),
+        max_length=longest,
         dtype=module.dtype,
         device=torch.device(device),
-        layers=_probe_layers(module, config, name),
+        layers=tuple(layer.shape for layer in probed),
         num_parameters=sum(parameter.numel() for parameter in module.parameters()),
     )
-    check_paged_equals_plain(model, plain)
     module.set_attn_implementation(ATTENTION_NAME)
+    check_paged_equals_plain(model, plain)
+    kernels = load_kernels(model.dtype) if use_kernels and model.device.type == "cpu" else None
+    if kernels is not None:
+        fuse(module, kernels, {index: layer.call for index, layer in enumerate(probed)})
     if can_pack(model.dtype, model.device):
         pack_linears(module)
+    model = replace(model, kernels=kernels)
+    check_paged_equals_plain(model, plain)
     return model
 
 
@@ -163,13 +187,21 @@ def _max_length(config: Any, name: str) -> int:
     return int(longest)
 
 
-def _probe_layers(module: Any, config: Any, name: str) -> tuple[LayerShape, ...]:
+@dataclass(frozen=True)
+class _Probed:
+    """What a layer stores for a token, and how it calls its attention."""
+
+    shape: LayerShape
+    call: AttentionCall
+
+
+def _probe_layers(module: Any, config: Any, name: str) -> tuple[_Probed, ...]:
     """Runs one token and notes what each layer would store.
 
     Raises:
         FailedPreconditionError: some layer has no attention of the usual kind.
     """
-    seen: dict[int, LayerShape] = {}
+    seen: dict[int, _Probed] = {}
     masked: list[int] = []
 
     def probe(
@@ -178,11 +210,14 @@ def _probe_layers(module: Any, config: Any, name: str) -> tuple[LayerShape, ...]
         key: Tensor,  # [1, kv_heads, n, key_dim]
         value: Tensor,  # [1, kv_heads, n, value_dim]
         mask: Tensor | None,
+        scaling: float | None = None,
         sliding_window: int | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, None]:
         index = int(layer.layer_idx)
-        seen[index] = LayerShape(key.shape[1], key.shape[3], value.shape[3])
+        scale = query.shape[3] ** -0.5 if scaling is None else scaling
+        shape = LayerShape(key.shape[1], key.shape[3], value.shape[3])
+        seen[index] = _Probed(shape, AttentionCall(scale, sliding_window))
         if mask is not None and mask.dim() == 0 and int(mask) != (sliding_window or 0):
             masked.append(index)
         return query.new_zeros(1, query.shape[2], query.shape[1], value.shape[3]), None

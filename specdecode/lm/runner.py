@@ -39,6 +39,7 @@ class PagedLM:
         self.model = model
         self.pool = BlockPool(num_blocks, block_size, prefix_cache)
         self.kv = PagedKV(model.layers, num_blocks, block_size, model.dtype, model.device)
+        self._kernels = model.kernels_for(block_size)
 
     @property
     def max_length(self) -> int:
@@ -63,8 +64,7 @@ class PagedLM:
             chunk.sequence.reserve(len(chunk.token_ids))
         spans = [Span(c.sequence.block_table, c.sequence.kv_len, len(c.token_ids)) for c in chunks]
         device = self.model.device
-        plan = AttentionPlan(self.kv, spans, device)
-        self.kv.clear(plan.new_partial_blocks)
+        plan = AttentionPlan(self.kv, spans, device, self._kernels)
         tokens = torch.tensor([token for chunk in chunks for token in chunk.token_ids], device=device)
         rows = torch.tensor(_logit_rows(chunks), dtype=torch.long, device=device)
         output = self.model.module(

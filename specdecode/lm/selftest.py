@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from specdecode.errors import FailedPreconditionError
-from specdecode.lm.attention import ATTENTION_NAME
 from specdecode.lm.model import LoadedModel
 from specdecode.lm.runner import Chunk, PagedLM
 
@@ -19,28 +21,51 @@ _TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-8}
 _TOLERANCE_16_BIT = 0.08
 
 
-def check_paged_equals_plain(model: LoadedModel, plain_attention: str) -> None:
-    """Compares logits of two sequences, run together in two parts each, with the model's own attention.
+@dataclass(frozen=True)
+class PlainLogits:
+    """What the model's own attention computes for two sequences.
+
+    Attributes:
+        prompts: [n] token ids of each.
+        logits: [n, vocab_size] of each.
+    """
+
+    prompts: list[Tensor]
+    logits: list[Tensor]
+
+    @classmethod
+    def of(cls, module: Any, attention: str, vocab_size: int, name: str) -> PlainLogits:
+        """Runs a module that nothing was done to yet on `attention`.
+
+        Raises:
+            FailedPreconditionError: it can't be run.
+        """
+        generator = torch.Generator().manual_seed(0)
+        prompts = [torch.randint(vocab_size, (length,), generator=generator) for length in _LENGTHS]
+        try:
+            module.set_attn_implementation(attention)
+            with torch.inference_mode():
+                outputs = [module(input_ids=p[None].to(module.device), use_cache=False) for p in prompts]
+        except (AttributeError, TypeError, ValueError, RuntimeError, IndexError) as error:
+            raise FailedPreconditionError(f"{name}: can't be run: {error}") from error
+        return cls(prompts, [output.logits[0] for output in outputs])
+
+
+def check_paged_equals_plain(model: LoadedModel, plain: PlainLogits) -> None:
+    """Compares the two sequences' logits, run together in two parts each.
 
     Raises:
         FailedPreconditionError: they differ by more than rounding.
     """
-    generator = torch.Generator().manual_seed(0)
-    prompts = [torch.randint(model.vocab_size, (length,), generator=generator) for length in _LENGTHS]
     try:
-        model.module.set_attn_implementation(plain_attention)
-        with torch.inference_mode():
-            plain = [
-                model.module(input_ids=p[None].to(model.device), use_cache=False).logits[0] for p in prompts
-            ]
-        model.module.set_attn_implementation(ATTENTION_NAME)
-        paged = _run_paged(model, prompts)
+        paged = _run_paged(model, plain.prompts)
     except (AttributeError, TypeError, ValueError, RuntimeError, IndexError) as error:
         raise FailedPreconditionError(
             f"{model.name}: paged attention failed its self-test: {error}"
         ) from error
-    largest = max(float(logits.abs().max()) for logits in plain)
-    difference = max(float((a.float() - b.float()).abs().max()) for a, b in zip(plain, paged, strict=True))
+    largest = max(float(logits.abs().max()) for logits in plain.logits)
+    pairs = zip(plain.logits, paged, strict=True)
+    difference = max(float((a.float() - b.float()).abs().max()) for a, b in pairs)
     tolerance = _TOLERANCE.get(model.dtype, _TOLERANCE_16_BIT)
     if not difference <= tolerance * largest:
         raise FailedPreconditionError(

@@ -1,0 +1,130 @@
+"""Parts of transformers models whose computation is known, replaced by few calls that compute the same.
+
+Only classes named here are touched, everything else stays as it is: what they compute was read, and the
+self-test at start compares the whole model with its own plain forward afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from specdecode.lm.attention import PLAN_KEYWORD
+from specdecode.lm.cpu.kernels import MAX_DIM, Kernels
+from specdecode.lm.packing import PackedLinear, can_pack
+
+# Rotation by halves over the whole head, no norms of queries and keys, no sinks.
+_ATTENTIONS = frozenset({"LlamaAttention", "MistralAttention", "Qwen2Attention"})
+# weight · rounded(x / √(mean x² + ε)), sums in float32.
+_NORMS = frozenset({"LlamaRMSNorm", "MistralRMSNorm", "Qwen2RMSNorm", "Qwen3RMSNorm", "Phi3RMSNorm"})
+# down(act(gate) · up)
+_GATED = frozenset({"LlamaMLP", "MistralMLP", "Qwen2MLP", "Qwen3MLP"})
+
+_SILU = frozenset({"SiLU", "SiLUActivation"})
+
+
+@dataclass(frozen=True)
+class AttentionCall:
+    """What a layer hands to its attention besides tensors."""
+
+    scaling: float
+    window: int | None = None
+
+
+def fuse(module: nn.Module, kernels: Kernels, calls: Mapping[int, AttentionCall]) -> None:
+    """Replaces what is known below `module`; `calls` is what the layers were seen to hand over."""
+    for name, child in list(module.named_children()):
+        replaced = _fused(child, kernels, calls)
+        if replaced is None:
+            fuse(child, kernels, calls)
+        else:
+            setattr(module, name, replaced)
+
+
+def _fused(module: nn.Module, kernels: Kernels, calls: Mapping[int, AttentionCall]) -> nn.Module | None:
+    kind: Any = module
+    name = type(module).__name__
+    if not type(module).__module__.startswith("transformers.models."):
+        return None
+    if name in _NORMS:
+        return FusedRMSNorm(kind, kernels)
+    if name in _GATED and type(kind.act_fn).__name__ in _SILU:
+        return FusedGatedMLP(kind, kernels)
+    if name in _ATTENTIONS and kind.head_dim <= MAX_DIM and kind.head_dim % 2 == 0:
+        return FusedAttention(kind, kernels, calls[kind.layer_idx])
+    return None
+
+
+def joined_linear(linears: Sequence[nn.Linear]) -> nn.Module:
+    """One product instead of several of the same input; outputs one after another."""
+    weight = torch.cat([linear.weight.detach() for linear in linears])
+    biases = [linear.bias for linear in linears]
+    bias = None if biases[0] is None else torch.cat([b.detach() for b in biases])
+    joined = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
+    joined.weight = nn.Parameter(weight, requires_grad=False)
+    joined.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
+    return PackedLinear(joined) if can_pack(weight.dtype, weight.device) else joined
+
+
+class FusedRMSNorm(nn.Module):
+    """Root mean square norm (Zhang and Sennrich 2019) in one pass."""
+
+    def __init__(self, norm: Any, kernels: Kernels) -> None:
+        super().__init__()
+        self.weight = norm.weight
+        self._epsilon = float(norm.variance_epsilon)
+        self._kernels = kernels
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., size] → [..., size]."""
+        return self._kernels.rms_norm(x, self.weight, self._epsilon)
+
+
+class FusedGatedMLP(nn.Module):
+    """down(silu(gate(x)) · up(x)) with one product for gate and up (Shazeer 2020)."""
+
+    def __init__(self, mlp: Any, kernels: Kernels) -> None:
+        super().__init__()
+        self._gate_up = joined_linear([mlp.gate_proj, mlp.up_proj])
+        self._down = joined_linear([mlp.down_proj])
+        self._kernels = kernels
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[1, n, size] → [1, n, size]."""
+        product = self._kernels.silu_product(self._gate_up(x[0]))
+        output: Tensor = self._down(product)
+        return output[None]
+
+
+class FusedAttention(nn.Module):
+    """One product for q, k and v; rotation and storing in one pass; attention over the blocks in place."""
+
+    def __init__(self, attention: Any, kernels: Kernels, call: AttentionCall) -> None:
+        super().__init__()
+        self.layer_idx = int(attention.layer_idx)
+        self._call = call
+        self._heads = attention.q_proj.out_features // attention.head_dim
+        self._qkv = joined_linear([attention.q_proj, attention.k_proj, attention.v_proj])
+        self._output = joined_linear([attention.o_proj])
+        self._kernels = kernels
+
+    def forward(
+        self,
+        hidden_states: Tensor,  # [1, n, size]
+        position_embeddings: tuple[Tensor, Tensor],  # cosine and sine, each [1, n, head_dim]
+        **kwargs: Any,
+    ) -> tuple[Tensor, None]:
+        """[1, n, size], and None for the weights."""
+        plan = kwargs[PLAN_KEYWORD]
+        keys, values = plan.kv.keys[self.layer_idx], plan.kv.values[self.layer_idx]
+        cosine, sine = position_embeddings
+        query = self._kernels.rotate_and_store(
+            self._qkv(hidden_states[0]), cosine[0], sine[0], plan.slots, keys, values, self._heads
+        )
+        attended = plan.attend(query, keys, values, self._call.scaling, self._call.window, None)
+        output: Tensor = self._output(attended.flatten(1))
+        return output[None], None

@@ -1,0 +1,134 @@
+"""The compiled kernels as functions of tensors; each says which torch expression it stands for."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from specdecode.lm.cpu.build import BuildError, build_library
+
+log = logging.getLogger(__name__)
+
+MAX_DIM = 256
+MAX_BLOCK_SIZE = 64
+_SUFFIXES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+
+_POINTER, _INT, _LONG, _FLOAT = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_float
+_ARGUMENTS = {
+    "rms_norm": (*[_POINTER] * 3, _LONG, _LONG, _FLOAT),
+    "silu_product": (*[_POINTER] * 2, _LONG, _LONG),
+    "rotate_and_store": (*[_POINTER] * 7, _LONG, *[_INT] * 4),
+    "attend": (*[_POINTER] * 5, _LONG, _POINTER, *[_INT] * 4, _FLOAT, _FLOAT, _INT),
+    "best_tokens": (_POINTER, *[_LONG] * 3, *[_POINTER] * 2),
+}
+
+
+class Kernels:
+    """Functions of one compiled library, for contiguous CPU tensors of one dtype.
+
+    Args:
+        library: from `build_library`.
+        dtype: float32 or bfloat16.
+    """
+
+    def __init__(self, library: Path, dtype: torch.dtype) -> None:
+        self.dtype = dtype
+        # PyDLL keeps the interpreter's lock: the calls are short, and giving it away costs more than they do.
+        loaded = ctypes.PyDLL(str(library))
+        found = {}
+        for name, arguments in _ARGUMENTS.items():
+            found[name] = getattr(loaded, f"{name}_{_SUFFIXES[dtype]}")
+            found[name].argtypes, found[name].restype = arguments, None
+        self._rms_norm, self._silu_product = found["rms_norm"], found["silu_product"]
+        self._rotate_and_store, self._attend = found["rotate_and_store"], found["attend"]
+        self._best_tokens = found["best_tokens"]
+
+    def rms_norm(
+        self,
+        x: Tensor,  # [..., size]
+        weight: Tensor,  # [size]
+        epsilon: float,
+    ) -> Tensor:
+        """weight · (x / √(mean x² + ε)), the quotient rounded to the dtype: [..., size]."""
+        x = x.contiguous()
+        y = torch.empty_like(x)
+        size = weight.shape[0]
+        self._rms_norm(x.data_ptr(), weight.data_ptr(), y.data_ptr(), x.numel() // size, size, epsilon)
+        return y
+
+    def silu_product(
+        self,
+        gate_up: Tensor,  # [n, 2 * size], contiguous
+    ) -> Tensor:
+        """silu(gate) · up: [n, size]."""
+        rows, width = gate_up.shape
+        y = gate_up.new_empty(rows, width // 2)
+        self._silu_product(gate_up.data_ptr(), y.data_ptr(), rows, width // 2)
+        return y
+
+    def rotate_and_store(
+        self,
+        qkv: Tensor,  # [n, (heads + 2 * kv_heads) * dim], contiguous
+        cosine: Tensor,  # [n, rotated], contiguous
+        sine: Tensor,  # [n, rotated], contiguous
+        slots: Tensor,  # [n] int64
+        keys: Tensor,  # [num_blocks, block_size, kv_heads, dim]
+        values: Tensor,  # [num_blocks, block_size, kv_heads, dim]
+        heads: int,
+    ) -> Tensor:
+        """Rotates queries and keys by halves, stores keys and values; queries [n, heads, dim]."""
+        kv_heads, dim = keys.shape[2:]
+        query = qkv.new_empty(qkv.shape[0], heads, dim)
+        self._rotate_and_store(
+            *(tensor.data_ptr() for tensor in (qkv, cosine, sine, slots, query, keys, values)),
+            *(qkv.shape[0], heads, kv_heads, dim, cosine.shape[1]),
+        )
+        return query
+
+    def attend(
+        self,
+        query: Tensor,  # [n, heads, dim], contiguous
+        keys: Tensor,  # [num_blocks, block_size, kv_heads, dim]
+        values: Tensor,  # [num_blocks, block_size, kv_heads, dim]
+        output: Tensor,  # [n, heads, dim], contiguous
+        spans: Tensor,  # [S, 4] int32: first token, its position, number of tokens, offset of the block table
+        tables: Tensor,  # [T] int32
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+    ) -> None:
+        """Attention of every span's tokens to the keys of its blocks up to each token, into `output`."""
+        heads, dim = query.shape[1:]
+        self._attend(
+            *(tensor.data_ptr() for tensor in (query, keys, values, output, spans)),
+            *(spans.shape[0], tables.data_ptr(), heads, keys.shape[2], dim, keys.shape[1]),
+            *(scale, softcap or 0.0, window or 0),
+        )
+
+    def best_tokens(
+        self,
+        logits: Tensor,  # [R, vocab_size], rows contiguous
+    ) -> tuple[Tensor, Tensor]:
+        """The highest logit's id, the lowest of several, [R] int64; whether all are finite, [R] bool."""
+        rows, size = logits.shape
+        best = torch.empty(rows, dtype=torch.int64)
+        finite = torch.empty(rows, dtype=torch.bool)
+        self._best_tokens(logits.data_ptr(), rows, logits.stride(0), size, best.data_ptr(), finite.data_ptr())
+        return best, finite
+
+
+@cache
+def load_kernels(dtype: torch.dtype) -> Kernels | None:
+    """The kernels of a dtype; None, with a line in the log, where they can't be had: torch does it then."""
+    if dtype not in _SUFFIXES:
+        return None
+    try:
+        return Kernels(build_library(), dtype)
+    except (BuildError, OSError) as error:
+        log.warning("no compiled kernels, steps will take longer: %s", error)
+        return None

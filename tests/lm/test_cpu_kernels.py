@@ -1,0 +1,229 @@
+"""Every compiled kernel computes what the torch expression does that it stands for."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+from copy import deepcopy
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from specdecode.lm.attention import LONGEST_WINDOW, AttentionPlan, LayerShape, PagedKV, Span
+from specdecode.lm.cpu import Kernels, build, load_kernels
+from specdecode.lm.cpu.fused import FusedAttention, FusedGatedMLP, FusedRMSNorm
+from specdecode.lm.cpu.kernels import MAX_BLOCK_SIZE, MAX_DIM
+from specdecode.lm.model import adopt_model
+from specdecode.lm.runner import Chunk, PagedLM
+from tests.lm.tiny import CONFIGS, plain_logits, plain_model, random_prompt
+
+DTYPES = [torch.float32, torch.bfloat16]
+# One unit in the last place of bfloat16 is 1/128; float32's is 1e-7.
+TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2e-2}
+
+
+@pytest.fixture(params=DTYPES, ids=str)
+def kernels(request: pytest.FixtureRequest) -> Kernels:
+    loaded = load_kernels(request.param)
+    assert loaded is not None, "the kernels can't be compiled here"
+    return loaded
+
+
+def noise(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def assert_near(actual: Tensor, expected: Tensor) -> None:
+    tolerance = TOLERANCE[actual.dtype]
+    torch.testing.assert_close(actual.float(), expected.float(), atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 8), (1, 3, 64), (1, 70, 576), (5, 33)])
+def test_rms_norm(kernels: Kernels, shape: tuple[int, ...]) -> None:
+    x, weight = 30 * noise(*shape, dtype=kernels.dtype), noise(shape[-1], seed=1, dtype=kernels.dtype)
+    normed = x.float() * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + 1e-5)
+    assert_near(kernels.rms_norm(x, weight, 1e-5), weight * normed.to(kernels.dtype))
+
+
+@pytest.mark.parametrize(("rows", "size"), [(1, 5), (2, 96), (64, 1536)])
+def test_silu_product(kernels: Kernels, rows: int, size: int) -> None:
+    gate_up = 20 * noise(rows, 2 * size, dtype=kernels.dtype)
+    gate, up = gate_up.float().chunk(2, dim=1)
+    expected = torch.nn.functional.silu(gate) * up
+    torch.testing.assert_close(
+        kernels.silu_product(gate_up).float(), expected, atol=1e-3, rtol=TOLERANCE[kernels.dtype]
+    )
+
+
+def test_what_is_no_number_stays_no_number(kernels: Kernels) -> None:
+    x = noise(3, 64, dtype=kernels.dtype)
+    x[1, 7] = torch.nan
+    weight = torch.ones(64, dtype=kernels.dtype)
+    assert kernels.rms_norm(x, weight, 1e-5).isnan().any(-1).tolist() == [False, True, False]
+    assert kernels.silu_product(x).isnan().any(-1).tolist() == [False, True, False]
+
+
+@pytest.mark.parametrize("rotated", [16, 8])
+def test_rotate_and_store(kernels: Kernels, rotated: int) -> None:
+    heads, kv_heads, dim, tokens = 6, 2, 16, 9
+    qkv = noise(tokens, (heads + 2 * kv_heads) * dim, dtype=kernels.dtype)
+    angles = torch.arange(tokens)[:, None] * torch.linspace(0.1, 1, rotated // 2).repeat(2)
+    cosine, sine = angles.cos().to(kernels.dtype), angles.sin().to(kernels.dtype)
+    slots = torch.randperm(40, generator=torch.Generator().manual_seed(0))[:tokens]
+    keys, values = (torch.zeros(10, 4, kv_heads, dim, dtype=kernels.dtype) for _ in range(2))
+    query = kernels.rotate_and_store(qkv, cosine, sine, slots, keys, values, heads)
+
+    def turned(x: Tensor) -> Tensor:
+        part = x[..., :rotated]
+        half = torch.cat((-part[..., rotated // 2 :], part[..., : rotated // 2]), dim=-1)
+        return torch.cat((part * cosine[:, None] + half * sine[:, None], x[..., rotated:]), dim=-1)
+
+    q, k, v = qkv.split([heads * dim, kv_heads * dim, kv_heads * dim], dim=1)
+    assert_near(query, turned(q.view(tokens, heads, dim)))
+    assert_near(keys.flatten(0, 1)[slots], turned(k.view(tokens, kv_heads, dim)))
+    assert torch.equal(values.flatten(0, 1)[slots], v.view(tokens, kv_heads, dim))
+    untouched = torch.ones(40, dtype=torch.bool).index_fill(0, slots, False)
+    assert not keys.flatten(0, 1)[untouched].any()
+    assert not values.flatten(0, 1)[untouched].any()
+
+
+SPANS = [(0, 1), (15, 1), (16, 1), (200, 1), (31, 5), (63, 33), (0, 64), (7, 9)]
+
+
+@pytest.mark.parametrize("dim", [8, 64, 80, 128, MAX_DIM])
+@pytest.mark.parametrize("window", [None, 1, 8, 40])
+@pytest.mark.parametrize("softcap", [None, 5.0])
+@pytest.mark.parametrize("block_size", [4, 16, MAX_BLOCK_SIZE])
+def test_attention_over_blocks_in_place_is_that_of_the_dense_batch(
+    kernels: Kernels, dim: int, window: int | None, softcap: float | None, block_size: int
+) -> None:
+    heads, kv_heads = 6, 2
+    kv = PagedKV([LayerShape(kv_heads, dim, dim)], 600, block_size, kernels.dtype, torch.device("cpu"))
+    for seed, stored in enumerate((kv.keys[0], kv.values[0])):
+        stored.copy_(noise(*stored.shape, seed=seed))
+    order = torch.randperm(600, generator=torch.Generator().manual_seed(2)).tolist()
+    spans = [Span([order.pop() for _ in range((s + n) // block_size + 1)], s, n) for s, n in SPANS]
+    query = noise(sum(span.num_tokens for span in spans), heads, dim, seed=3, dtype=kernels.dtype)
+    stored = kv.keys[0], kv.values[0]
+    in_place = AttentionPlan(kv, spans, torch.device("cpu"), kernels).attend(
+        query, *stored, dim**-0.5, window, softcap
+    )
+    # In the narrower dtypes the dense batch rounds as much as the kernel, or more.
+    dense = AttentionPlan(kv, spans, torch.device("cpu")).attend(
+        query.double(), *(tensor.double() for tensor in stored), dim**-0.5, window, softcap
+    )
+    assert_near(in_place, dense.to(kernels.dtype))
+
+
+def test_longer_spans_take_the_dense_path_beside_windows(kernels: Kernels) -> None:
+    kv = PagedKV([LayerShape(1, 16, 16)], 40, 16, kernels.dtype, torch.device("cpu"))
+    for seed, stored in enumerate((kv.keys[0], kv.values[0])):
+        stored.copy_(noise(*stored.shape, seed=seed))
+    spans = [Span([3], 4, 1), Span(list(range(10, 20)), 0, LONGEST_WINDOW + 1), Span([4, 5], 16, 2)]
+    query = noise(LONGEST_WINDOW + 4, 2, 16, seed=3, dtype=kernels.dtype)
+    plans = [AttentionPlan(kv, spans, torch.device("cpu"), used) for used in (kernels, None)]
+    assert_near(*(plan.attend(query, kv.keys[0], kv.values[0], None, None, None) for plan in plans))
+
+
+def test_a_sequence_is_computed_to_the_bit_whatever_is_beside_it(kernels: Kernels) -> None:
+    kv = PagedKV([LayerShape(2, 64, 64)], 80, 16, kernels.dtype, torch.device("cpu"))
+    for seed, stored in enumerate((kv.keys[0], kv.values[0])):
+        stored.copy_(noise(*stored.shape, seed=seed))
+    spans = [Span(list(range(5 * i, 5 * i + 5)), 60 + i, 1) for i in range(12)]
+    query = noise(12, 6, 64, seed=3, dtype=kernels.dtype)
+    together = AttentionPlan(kv, spans, torch.device("cpu"), kernels).attend(
+        query, kv.keys[0], kv.values[0], 0.3, None, None
+    )
+    for index, span in enumerate(spans):
+        alone = AttentionPlan(kv, [span], torch.device("cpu"), kernels).attend(
+            query[index : index + 1], kv.keys[0], kv.values[0], 0.3, None, None
+        )
+        assert torch.equal(alone[0], together[index])
+
+
+def test_best_tokens_takes_the_lowest_of_equals_and_names_rows_that_are_not_finite(kernels: Kernels) -> None:
+    logits = noise(6, 1003, dtype=kernels.dtype)[:, :1000]
+    logits[0, [17, 900]] = 50.0
+    logits[1, 999] = 60.0
+    logits[2, 3] = torch.nan
+    logits[3, 4] = -torch.inf
+    logits[4, 5] = torch.inf
+    best, finite = kernels.best_tokens(logits)
+    assert finite.tolist() == [True, True, False, False, False, True]
+    assert best[[0, 1, 4]].tolist() == [17, 999, 5]
+    assert best[5] == logits[5].max(0).indices
+    nothing = torch.full((1, 10), torch.nan, dtype=kernels.dtype)
+    assert not kernels.best_tokens(nothing)[1].any()
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_layers_on_kernels_equal_the_plain_model_in_float32(name: str) -> None:
+    """Windows small enough for the kernel, prompts longer than a sliding window."""
+    model = adopt_model(deepcopy(plain_model(name)), name)
+    assert model.kernels is not None
+    lm = PagedLM(model, 40)
+    prompts = [random_prompt(length, length) for length in (1, 17, 60)]
+    sequences = [lm.new_sequence(prompt) for prompt in prompts]
+    logits = lm.forward([Chunk(s, s.token_ids, len(s.token_ids)) for s in sequences])
+    for prompt, rows in zip(prompts, logits.split([len(prompt) for prompt in prompts]), strict=True):
+        torch.testing.assert_close(rows, plain_logits(name, prompt), atol=1e-4, rtol=0.0)
+
+
+def test_what_is_replaced_is_what_is_known() -> None:
+    kinds = {
+        name: {type(m) for m in adopt_model(deepcopy(plain_model(name)), name).module.modules()}
+        for name in CONFIGS
+    }
+    for name in ("llama", "mistral", "qwen2"):
+        assert {FusedAttention, FusedGatedMLP, FusedRMSNorm} <= kinds[name]
+    assert FusedAttention not in kinds["qwen3"]  # norms its queries and keys
+    assert FusedRMSNorm not in kinds["gemma3"]  # scales by 1 + weight
+    assert not {FusedAttention, FusedGatedMLP, FusedRMSNorm} & kinds["gptneox"]
+
+
+def test_without_kernels_the_model_is_as_transformers_has_it() -> None:
+    model = adopt_model(deepcopy(plain_model("llama")), "llama", use_kernels=False)
+    assert model.kernels is None
+    assert not any(isinstance(m, FusedAttention | FusedRMSNorm) for m in model.module.modules())
+
+
+# Building
+
+
+def test_a_build_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPECDECODE_CACHE", str(tmp_path))
+    library = build.build_library()
+    assert library.is_relative_to(tmp_path)
+    assert build.build_library().stat() == library.stat()
+    assert list(library.parent.iterdir()) == [library]
+    assert Kernels(library, torch.float32).rms_norm(torch.ones(1, 4), torch.ones(4), 0.0).tolist() == [
+        [1] * 4
+    ]
+
+
+def test_without_a_compiler_torch_does_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("SPECDECODE_CACHE", str(tmp_path))
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    load_kernels.cache_clear()
+    try:
+        with caplog.at_level(logging.WARNING):
+            assert load_kernels(torch.float32) is None
+        assert "no C++ compiler" in caplog.text
+    finally:
+        load_kernels.cache_clear()
+
+
+def test_a_compiler_that_fails_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPECDECODE_CACHE", str(tmp_path))
+    broken = tmp_path / "broken-compiler"
+    broken.write_text("#!/bin/sh\n[ \"$1\" = --version ] && exit 0\necho 'internal error' >&2\nexit 1\n")
+    broken.chmod(0o755)
+    assert subprocess.run([broken, "--version"]).returncode == 0
+    monkeypatch.setenv("CXX", str(broken))
+    with pytest.raises(build.BuildError, match="internal error"):
+        build.build_library()
+    assert not list((tmp_path / "kernels").iterdir())
