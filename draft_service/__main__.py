@@ -74,7 +74,7 @@ def _load(path: Path, settings: DraftSettings) -> tuple[ModelDrafter, ModelInfo]
     if settings.num_threads:
         torch.set_num_threads(settings.num_threads)
     tokens = tokenizer.load_tokenizer(path)
-    model = load_model(path, settings.dtype, choose_device(settings.device))
+    model = load_model(path, settings.dtype, choose_device(settings.device), settings.kernels)
     model = model.limited(tokenizer.vocab_size(tokens), settings.max_length)
     lm = PagedLM(model, choose_num_blocks(model, settings, settings.max_sequences), settings.block_size)
     limits = DraftLimits(settings.max_draft_tokens, settings.top_k, settings.prefill_chunk)

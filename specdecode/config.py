@@ -34,6 +34,7 @@ from pydantic_settings import (
 )
 
 from specdecode import __version__
+from specdecode.cache import cache_root
 from specdecode.errors import FieldViolation, InvalidArgumentError
 from specdecode.types import MAX_DRAFT_TOKENS
 
@@ -52,6 +53,7 @@ _SERVICE_LINK = re.compile(r"(SERVICE_HOST|SERVICE_PORT.*|PORT_[0-9]+_(TCP|UDP|S
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 Device = Literal["auto", "cpu", "cuda"]
+CalibrationMode = Literal["auto", "off", "refresh"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 
@@ -148,7 +150,14 @@ class ModelServiceSettings(ServiceSettings):
     num_blocks: OptionalInt = _count(None, "KV blocks; overrides the memory options", "blocks", 2, 2**31 - 1)
     block_size: int = _count(16, "tokens of one KV block", "tokens", 1, 256)
     max_length: int = _count(0, "longest sequence; 0 takes the model's context", "tokens", 0, 2**24)
+    kernels: bool = _option(
+        True, "run on a CPU with kernels compiled for it; off is torch alone, their reference"
+    )
     prefill_chunk: int = _count(256, "most prompt tokens of one sequence in one forward", "tokens", 1, 2**16)
+    calibration: CalibrationMode = _option(
+        "auto", "costs that routers decide by; auto measures what is not kept, refresh measures, off has none"
+    )
+    calibration_seconds: float = _real(20.0, "budget of measuring them at start", "seconds", 0.1, 3600)
     engine_seed: OptionalInt = _option(
         None,
         "seed of the noise of unseeded requests, for tests; none draws a fresh one",
@@ -220,9 +229,24 @@ class RouterSettings(ServiceSettings):
         f"127.0.0.1:{DRAFT_PORT}", "draft service; none never speculates", "one host:port, or none"
     )
     drafter: Literal["auto", "ngram", "model"] = _option(
-        "auto", "drafter of requests that name none; auto takes the model drafter where there is one"
+        "auto", "drafter of requests that name none; with auto all that are offered compete"
     )
-    num_draft_tokens: int = _count(4, "γ, tokens drafted for one round", "tokens", 0, MAX_DRAFT_TOKENS)
+    num_draft_tokens: int = _count(
+        8, "cap on γ of requests that name none; the router decides below it", "tokens", 0, MAX_DRAFT_TOKENS
+    )
+    max_draft_tokens: int = _count(
+        MAX_DRAFT_TOKENS, "cap on γ of all requests; 0 never speculates", "tokens", 0, MAX_DRAFT_TOKENS
+    )
+    max_tokens_in_flight: OptionalInt = _count(
+        None, "tokens of one step beyond which nothing is drafted; none: no cap", "tokens", 1, 2**18
+    )
+    max_temperature: float = _real(2.0, "highest temperature of requests that are drafted for", "", 0, 2)
+    min_acceptance: float = _real(
+        0.4, "share of tested drafts accepted below which a drafter that is not cheap rests", "", 0, 1
+    )
+    estimates_path: OptionalStr = _option(
+        "auto", "file that keeps what was learnt of acceptance; auto takes the cache, none keeps nothing"
+    )
     draft_deadline_seconds: float = _real(
         1.0, "how long a round waits for drafts before it goes on without", "seconds", 0.001, 60
     )
@@ -230,6 +254,13 @@ class RouterSettings(ServiceSettings):
     max_requests: int = _count(1024, "requests at once; more are refused", "requests", 1, 2**20)
     max_prompt_bytes: ByteSize = _size(4 * MIB, "largest prompt", 1024, GIB)
     failover_seconds: float = _real(30.0, "how long a request waits for a target replica", "seconds", 0, 3600)
+
+    @property
+    def estimates_file(self) -> Path | None:
+        """Where estimates are kept; None: nowhere."""
+        if self.estimates_path == "auto":
+            return cache_root() / "estimates.json"
+        return None if self.estimates_path is None else Path(self.estimates_path)
 
 
 S = TypeVar("S", bound=ServiceSettings)

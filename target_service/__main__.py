@@ -18,6 +18,7 @@ from specdecode.lm.runner import PagedLM
 from specdecode.serving import Running, Server, configure_logging, on_main_thread, run_until_signalled
 from specdecode.types import DecodeFrame, Lease, Method, ModelInfo, OpenSequence, SamplingParams
 from specdecode.v1 import target_service_pb2_grpc as pb_grpc
+from target_service.calibration import Recalibration, calibrate
 from target_service.engine import Engine
 from target_service.loop import EngineLoop
 from target_service.scheduler import SchedulerLimits
@@ -44,7 +45,7 @@ def build_replica(settings: TargetSettings) -> Replica:
         torch.set_num_threads(settings.num_threads)
     path = models.resolve(settings.model)
     tokens = tokenizer.load_tokenizer(path)
-    model = load_model(path, settings.dtype, choose_device(settings.device))
+    model = load_model(path, settings.dtype, choose_device(settings.device), settings.kernels)
     model = model.limited(tokenizer.vocab_size(tokens), settings.max_length)
     num_blocks = choose_num_blocks(model, settings, settings.max_running)
     lm = PagedLM(model, num_blocks, settings.block_size, settings.prefix_cache)
@@ -77,10 +78,12 @@ def warm_up(engine: Engine) -> None:
 
 
 async def start(settings: TargetSettings) -> Running:
-    """Listens, NOT_SERVING until the model is loaded and warmed up."""
+    """Loads, warms up and calibrates the model, then listens and serves."""
     server = Server([SERVICE_NAME], settings.max_message_bytes)
     replica = await on_main_thread(partial(build_replica, settings))
-    loop = EngineLoop(replica.engine)
+    mode, seconds = settings.calibration, settings.calibration_seconds
+    await on_main_thread(partial(calibrate, replica.engine, mode, seconds))
+    loop = EngineLoop(replica.engine, None if mode == "off" else Recalibration(replica.engine, seconds))
     servicer = TargetServicer(loop, replica.info, server.draining)
     pb_grpc.add_TargetServiceServicer_to_server(servicer, server.grpc)
     port = await server.start(settings.host, settings.port)

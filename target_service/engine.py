@@ -76,7 +76,7 @@ class Engine:
         self.sequences: dict[SequenceKey, TargetSequence] = {}
         self.meter = LoadMeter()
         self.load = self._snapshot([], 0.0)
-        self._verifier = Verifier(generator or _entropy())
+        self._verifier = Verifier(generator or _entropy(), lm.model.kernels)
         self._clock = clock
         self._trust_draft = trust_draft
         self._step = 0
