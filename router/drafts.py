@@ -7,15 +7,18 @@ that fails, lags or errs costs a choice its drafts for a while, never its text.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from router.policy import DecisionReason, DrafterState
+from router.draft_clock import DraftClock, Timing
+from router.reasons import DecisionReason, DrafterState
 from router.replicas import DraftLink
 from router.request import Choice
-from specdecode.errors import InternalError, SpecdecodeError, UnavailableError
+from specdecode.cost_tables import DraftCosts
+from specdecode.errors import InternalError, InvalidArgumentError, SpecdecodeError, UnavailableError
 from specdecode.types import (
     Draft,
     DrafterKind,
@@ -87,6 +90,7 @@ class DraftAnswer:
     """What came of asking: drafts (maybe none), or why there are none."""
 
     choice: Choice
+    drafter: DrafterKind
     draft: Draft
     failure: DecisionReason | None = None
 
@@ -96,16 +100,18 @@ AnswerTaker = Callable[[list[DraftAnswer]], None]
 
 @dataclass(eq=False)
 class DraftSeat:
-    """One choice at the draft service.
+    """One choice at one drafter.
 
     Attributes:
-        kind: who drafts for it.
         sequence: its number on the stream, None while it is not open there.
         known_length: committed tokens that the drafter was told of.
         num_asked: drafts asked for and not answered yet, 0 if nothing is asked.
         taker: who gets the answer.
         num_failures: failed or late answers since the last good one.
         resume_length: committed length from which on it may be asked again.
+        refused: the drafter can't take this choice, ever.
+        asked_at: when drafts were asked for last, on the monotonic clock.
+        is_warm: whether an answer has come since it was opened: the first one may wait for the prompt.
     """
 
     choice: Choice
@@ -116,16 +122,15 @@ class DraftSeat:
     taker: AnswerTaker | None = None
     num_failures: int = 0
     resume_length: int = 0
+    refused: bool = False
+    asked_at: float = 0.0
+    is_warm: bool = False
 
     def take_break(self) -> None:
         """Counts a failure; the more there were, the later it is asked again."""
         self.num_failures += 1
         pause = min(2**self.num_failures, _LONGEST_BREAK_TOKENS)
         self.resume_length = len(self.choice.tokens) + pause
-
-    def recover(self) -> None:
-        """Counts a good answer."""
-        self.num_failures = 0
 
 
 @dataclass
@@ -138,20 +143,23 @@ class _Outgoing:
 
 
 class DraftDesk:
-    """Opens, asks and closes at the draft service for all replicas' loops.
+    """Opens, asks and closes at the draft service for all replicas' loops; a choice may use several drafters,
+    each of which knows nothing of it until its first draft is decided on.
 
     Every number on the stream is used once, so that no answer can be taken for another's.
 
     Attributes:
         link: set once before anything else; None if no draft service is configured.
         num_invalid: answers that could not be what was asked for.
+        clock: what drafting really takes.
     """
 
     def __init__(self, vocab_size: int) -> None:
         self.link: DraftLink | None = None
         self.num_invalid = 0
+        self.clock = DraftClock()
         self._vocab_size = vocab_size
-        self._seats: dict[Choice, DraftSeat] = {}
+        self._seats: dict[Choice, dict[DrafterKind, DraftSeat]] = {}
         self._open: dict[int, DraftSeat] = {}
         self._num_opened = 0
         self._outgoing = _Outgoing()
@@ -171,22 +179,35 @@ class DraftDesk:
         """Sequences open at the draft service."""
         return len(self._open)
 
-    def state(self, choice: Choice) -> DrafterState:
-        """Whether the drafters that are offered can be asked for a choice."""
-        if self.link is None:
-            return DrafterState.READY
-        if not self.offered:
-            return DrafterState.UNAVAILABLE
-        seat = self._seats.get(choice)
+    @property
+    def is_reachable(self) -> bool:
+        """Whether the draft service can be asked, or there is none that could."""
+        return self.link is None or self.link.up
+
+    @property
+    def costs(self) -> Mapping[DrafterKind, DraftCosts]:
+        """Of each drafter that was measured, as drafting takes now."""
+        return {} if self.link is None else self.clock.corrected(self.link.costs)
+
+    def state(self, choice: Choice, kind: DrafterKind) -> DrafterState:
+        """Whether a drafter that is offered can be asked for a choice."""
+        seat = self._seats.get(choice, {}).get(kind)
         if seat is None:
             return DrafterState.READY
+        if seat.refused:
+            return DrafterState.UNSUPPORTED
         if seat.num_asked:
             return DrafterState.LATE
         if len(choice.tokens) < seat.resume_length:
             return DrafterState.LATE if seat.sequence is not None else DrafterState.UNAVAILABLE
         return DrafterState.READY
 
-    def room(self, choice: Choice, kind: DrafterKind | None) -> int | None:
+    def is_open(self, choice: Choice, kind: DrafterKind) -> bool:
+        """Whether the drafter knows the choice."""
+        seat = self._seats.get(choice, {}).get(kind)
+        return seat is not None and seat.sequence is not None
+
+    def room(self, choice: Choice, kind: DrafterKind) -> int | None:
         """Drafts that the drafter's context holds after what is committed; None without a limit."""
         if kind is not DrafterKind.MODEL or self.info is None:
             return None
@@ -194,10 +215,11 @@ class DraftDesk:
 
     def open(self, choice: Choice, kind: DrafterKind) -> DraftSeat:
         """Makes the choice known, so that the drafter can take in its tokens; once."""
-        seat = self._seats.setdefault(choice, DraftSeat(choice, kind))
+        seat = self._seats.setdefault(choice, {}).setdefault(kind, DraftSeat(choice, kind))
         if seat.sequence is None and self.info is not None:
             self._num_opened += 1
-            seat.kind, seat.sequence, seat.known_length = kind, self._num_opened, len(choice.tokens)
+            seat.sequence, seat.known_length = self._num_opened, len(choice.tokens)
+            seat.is_warm = False
             self._open[seat.sequence] = seat
             self._outgoing.opens.append(_open_order(seat, seat.sequence))
         return seat
@@ -208,19 +230,22 @@ class DraftDesk:
         if seat.sequence is None:
             taker([_failed(seat, UnavailableError("the draft service is not connected"))])
             return
-        seat.num_asked, seat.taker = num_draft_tokens, taker
+        seat.num_asked, seat.taker, seat.asked_at = num_draft_tokens, taker, time.monotonic()
         new = tuple(choice.tokens[seat.known_length :])
         self._outgoing.proposes.append(Propose(seat.sequence, seat.known_length, new, num_draft_tokens))
         seat.known_length = len(choice.tokens)
 
-    def late(self, choice: Choice) -> None:
+    def late(self, choice: Choice, kind: DrafterKind) -> None:
         """The answer was not there at its deadline."""
-        self._seats[choice].take_break()
+        self._seats[choice][kind].take_break()
+
+    def recovered(self, choice: Choice, kind: DrafterKind) -> None:
+        """A good answer came in time."""
+        self._seats[choice][kind].num_failures = 0
 
     def close(self, choice: Choice) -> None:
         """Forgets a choice."""
-        seat = self._seats.pop(choice, None)
-        if seat is not None:
+        for seat in self._seats.pop(choice, {}).values():
             self._close_at_service(seat)
 
     def flush(self) -> None:
@@ -234,6 +259,7 @@ class DraftDesk:
     def take(self, frame: DraftsFrame) -> None:
         """Takes what the draft service answered and hands it to whoever asked."""
         answers: dict[AnswerTaker, list[DraftAnswer]] = {}
+        self._time(frame)
         for draft in frame.drafts:
             seat = self._open.get(draft.sequence)
             if seat is None:
@@ -260,12 +286,28 @@ class DraftDesk:
         for taker, own in answers.items():
             taker(own)
 
+    def _time(self, frame: DraftsFrame) -> None:
+        now = time.monotonic()
+        timings: dict[DrafterKind, list[Timing]] = {}
+        for draft in frame.drafts:
+            seat = self._open.get(draft.sequence)
+            if seat is not None and seat.num_asked and draft.error is None:
+                if seat.is_warm:
+                    timing = Timing(seat.num_asked, draft.seconds, now - seat.asked_at)
+                    timings.setdefault(seat.kind, []).append(timing)
+                seat.is_warm = True
+        for kind, own in timings.items():
+            self.clock.answered(kind, own, None if self.link is None else self.link.costs.get(kind))
+
     def _answer(self, seat: DraftSeat, draft: Draft) -> DraftAnswer:
         if draft.error is not None:
             logger.info("no draft for %s: %s", seat.choice.request.id, draft.error.message)
             self._close_at_service(seat)
             seat.take_break()
-            return DraftAnswer(seat.choice, draft, DecisionReason.DRAFTER_UNAVAILABLE)
+            if isinstance(draft.error, InvalidArgumentError):
+                seat.refused = True
+                return DraftAnswer(seat.choice, seat.kind, draft, DecisionReason.UNSUPPORTED)
+            return DraftAnswer(seat.choice, seat.kind, draft, DecisionReason.DRAFTER_UNAVAILABLE)
         method = seat.choice.resolved.method
         fault = fault_of(draft, seat.known_length, seat.num_asked, self._vocab_size, method)
         if fault is not None:
@@ -274,12 +316,9 @@ class DraftDesk:
             self._close_at_service(seat)
             seat.take_break()
             failed = Draft(draft.sequence, draft.committed_length, error=InternalError(fault))
-            return DraftAnswer(seat.choice, failed, DecisionReason.DRAFT_INVALID)
-        return DraftAnswer(seat.choice, draft, None if draft.token_ids else DecisionReason.DRAFT_EMPTY)
-
-    def recovered(self, choice: Choice) -> None:
-        """A good answer came in time."""
-        self._seats[choice].recover()
+            return DraftAnswer(seat.choice, seat.kind, failed, DecisionReason.DRAFT_INVALID)
+        failure = None if draft.token_ids else DecisionReason.DRAFT_EMPTY
+        return DraftAnswer(seat.choice, seat.kind, draft, failure)
 
     def _close_at_service(self, seat: DraftSeat) -> None:
         if seat.sequence is not None:
@@ -290,7 +329,7 @@ class DraftDesk:
 
 def _failed(seat: DraftSeat, error: SpecdecodeError) -> DraftAnswer:
     draft = Draft(seat.sequence or 0, len(seat.choice.tokens), error=error)
-    return DraftAnswer(seat.choice, draft, DecisionReason.DRAFTER_UNAVAILABLE)
+    return DraftAnswer(seat.choice, seat.kind, draft, DecisionReason.DRAFTER_UNAVAILABLE)
 
 
 def _open_order(seat: DraftSeat, sequence: int) -> OpenDraft:

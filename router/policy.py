@@ -1,80 +1,84 @@
 """How far to speculate: one decision for each sequence that waits for the router, all of them together.
 
-`decide` is pure. For now γ is fixed by request and operator; the load is handed in already, because whatever
-decides on it must see all sequences of a step at once.
+`decide` is pure: sequences with their estimates, the replica's load and costs in, γ, drafter or lease out.
+γ is decided before anything is drafted, so that no choice depends on a drafted token (under `rejection` and
+`block` that would change the distribution of what is emitted).
+
+    guards (router.guards) → those that want drafts whatever they cost → the joint choice
+    (specdecode.cost.choose) → probes, within their budget → leases for all others
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
-from enum import Enum, StrEnum, auto
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
 
+import numpy as np
+
+from router.guards import DueSequence, Guarded, Offer, Opening, free_slots, guard, take_slots
+from router.policy_settings import PolicySettings
+from router.reasons import DecisionReason, DrafterState
+from specdecode.cost import Candidate, Choice, DraftCosts, DueCandidates, OtherLoad, StepCosts, choose
+from specdecode.requests import Tier
 from specdecode.types import DrafterKind, LoadSnapshot
+
+__all__ = [
+    "Decision",
+    "DecisionReason",
+    "DrafterState",
+    "DueSequence",
+    "Offer",
+    "Plan",
+    "PolicySettings",
+    "ReplicaView",
+    "decide",
+]
 
 IMPATIENT_LEASE_TOKENS = 4
 """Tokens leased at once while the drafter can't be asked: few, so that drafting resumes soon."""
-
-
-class DecisionReason(StrEnum):
-    """Why γ was what it was."""
-
-    SPECULATING = "speculating"
-    REQUEST_OFF = "request_off"
-    """The request wants no drafts."""
-    CAPPED = "capped"
-    """The request or the operator allows no drafts: γ is capped at 0."""
-    NO_DRAFTER = "no_drafter"
-    """Nobody offers the drafter that the request wants."""
-    DRAFTER_UNAVAILABLE = "drafter_unavailable"
-    """The draft service can't be reached, or could not draft for this sequence."""
-    DRAFTER_LATE = "drafter_late"
-    """No answer at the deadline, or none yet to what was asked in an earlier round."""
-    DRAFT_EMPTY = "draft_empty"
-    """The drafter had nothing to propose."""
-    DRAFT_INVALID = "draft_invalid"
-    """The drafter's answer could not be what was asked for."""
-    CONTEXT_FULL = "context_full"
-    """The drafter's context holds no draft after what is committed."""
-    LAST_TOKEN = "last_token"
-    """One token is left, and the target adds it itself."""
-    FIRST_TOKEN = "first_token"
-    """The first round on a replica, while the drafter takes in the prompt."""
-    LEASE = "lease"
-    """A lease given before still runs; drafting follows it."""
-
-
-class DrafterState(Enum):
-    """Whether a drafter can be asked for a sequence."""
-
-    READY = auto()
-    UNAVAILABLE = auto()
-    LATE = auto()
+PROBE_DRAFT_TOKENS = 2
+_MAX_PROBES = 4
+_CHEAP_LENGTH = 4
+_LASTING = frozenset(
+    {
+        DecisionReason.REQUEST_OFF,
+        DecisionReason.CAPPED,
+        DecisionReason.UNSUPPORTED,
+        DecisionReason.NO_DRAFTER,
+        DecisionReason.LAST_TOKEN,
+        DecisionReason.CONTEXT_FULL,
+    }
+)
+"""Reasons that no load and no acceptance will change."""
+_PROBED = frozenset({DecisionReason.COST, DecisionReason.TIER_BATCH, DecisionReason.ACCEPTANCE})
 
 
 @dataclass(frozen=True)
-class DueSequence:
-    """What a decision knows of one sequence.
+class ReplicaView:
+    """What a decision knows of the replica and of the drafters.
 
     Attributes:
-        speculates: whether the request may be drafted for at all.
-        num_draft_tokens: cap on γ.
-        drafter: who would draft, None if nobody is offered.
-        drafter_state: of that drafter, for this sequence.
-        drafter_room: tokens that still fit into the drafter's context, None for a drafter without one.
-        num_remaining: tokens up to max_tokens.
-        opening: the replica has not run this sequence yet.
-        lease_left: tokens it may still emit without an order; 0 unless the lease could be renewed now.
+        load: the replica's, at the end of its last step.
+        steps: calibrated costs of its steps, None while there are none; `load.cost_ratio` corrects them.
+        drafts: costs of each drafter that was measured.
+        round_trip_seconds: of asking the drafts, beyond what drafting takes.
+        block_size: tokens of a KV block, 0 if unknown.
+        ordered_tokens: in flight by this router's own orders that still run.
+        ordered_emitted: expected of those.
+        probe_seconds: that may be spent on probes now.
     """
 
-    speculates: bool
-    num_draft_tokens: int
-    drafter: DrafterKind | None
-    drafter_state: DrafterState
-    drafter_room: int | None
-    num_remaining: int
-    opening: bool = False
-    lease_left: int = 0
+    load: LoadSnapshot = field(default_factory=LoadSnapshot)
+    policy: PolicySettings = field(default_factory=PolicySettings)
+    steps: StepCosts | None = None
+    drafts: Mapping[DrafterKind, DraftCosts] = field(default_factory=dict)
+    round_trip_seconds: float = 0.0
+    block_size: int = 0
+    ordered_tokens: int = 0
+    ordered_emitted: float = 0.0
+    probe_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -83,66 +87,319 @@ class Decision:
 
     Attributes:
         drafter: who drafts, in this round or, where γ is 0, soon.
+        predicted_emitted: E(γ).
+        predicted_seconds: of the round; 0 where costs are not known.
+        price: λ, what one more token in flight would cost the replica.
     """
 
     num_draft_tokens: int
     drafter: DrafterKind | None
     reason: DecisionReason
     num_lease_tokens: int = 0
+    predicted_emitted: float = field(default=1.0, compare=False)
+    predicted_seconds: float = field(default=0.0, compare=False)
+    price: float = field(default=0.0, compare=False)
 
 
-def decide(due: Sequence[DueSequence], load: LoadSnapshot, lease_tokens: int) -> list[Decision]:
-    """One decision for each due sequence, in order.
+@dataclass(frozen=True)
+class Plan:
+    """One decision for each due sequence, in order, and what the probes among them cost."""
+
+    decisions: list[Decision]
+    probe_seconds: float = 0.0
+
+
+@dataclass
+class _Draft:
+    """What is settled of one sequence: γ = 0 until somebody drafts."""
+
+    guarded: Guarded
+    reason: DecisionReason
+    length: int = 0
+    offer: Offer | None = None
+
+
+def decide(due: Sequence[DueSequence], view: ReplicaView) -> Plan:
+    """One decision for each due sequence.
 
     Args:
         due: the sequences of one replica that wait for the router, or whose lease could be renewed.
-        load: the replica's, at the end of its last step.
-        lease_tokens: tokens of a full lease.
+        view: the replica.
     """
-    return [_decide_one(sequence, lease_tokens) for sequence in due]
+    return _Deciding(due, view).plan() if due else Plan([])
 
 
-def _decide_one(sequence: DueSequence, lease_tokens: int) -> Decision:
-    num_draft_tokens, reason = _draft_length(sequence)
-    if reason in (DecisionReason.DRAFTER_UNAVAILABLE, DecisionReason.DRAFTER_LATE):
-        lease_tokens = min(lease_tokens, IMPATIENT_LEASE_TOKENS)
-    if num_draft_tokens == 0:
-        return Decision(0, None, reason, min(lease_tokens, sequence.num_remaining))
-    if sequence.opening:
-        return Decision(0, sequence.drafter, DecisionReason.FIRST_TOKEN, 1)
-    if sequence.lease_left:
-        return Decision(0, sequence.drafter, DecisionReason.LEASE)
-    return Decision(num_draft_tokens, sequence.drafter, reason)
+class _Deciding:
+    """One call of `decide`."""
+
+    def __init__(self, due: Sequence[DueSequence], view: ReplicaView) -> None:
+        self._due = due
+        self._view = view
+        self._policy = view.policy
+        self._load = view.load
+        self._idle_share = min(max(view.load.idle_share, 0.0), 1.0)
+        self._choice: Choice[DrafterKind] | None = None
+        self._probe_seconds = 0.0
+        self._drafts: list[_Draft] = []
+        self._slots: int | None = None
+        self._slots_reason = DecisionReason.COST
+
+    def plan(self) -> Plan:
+        """Decides."""
+        cheap = self._cheap_drafters()
+        for sequence in self._due:
+            guarded = guard(sequence, self._policy, cheap)
+            self._drafts.append(_Draft(guarded, guarded.reason or DecisionReason.COST))
+        self._slots, self._slots_reason = self._free_slots()
+        self._force()
+        self._choose()
+        self._probe()
+        decisions = [self._decision(*pair) for pair in zip(self._due, self._drafts, strict=True)]
+        return Plan(decisions, self._probe_seconds)
+
+    # What the step costs
+
+    @cached_property
+    def _steps(self) -> StepCosts | None:
+        if self._view.steps is None:
+            return None
+        return _scaled_steps(self._view.steps, round(self._load.cost_ratio, 2) or 1.0)
+
+    @cached_property
+    def _others(self) -> OtherLoad:
+        """What the next step carries besides the due sequences, of which some may be leased still."""
+        leased = sum(sequence.lease_left > 0 for sequence in self._due)
+        rows = max(self._load.num_ordered_tokens - leased, self._view.ordered_tokens)
+        emitted = max(self._load.expected_emitted - leased, self._view.ordered_emitted)
+        return OtherLoad(
+            tokens=rows + self._load.num_prefill_tokens,
+            rows=rows,
+            emitted=emitted,
+            cached_tokens=self._load.num_cached_tokens or sum(s.num_tokens for s in self._due),
+        )
+
+    def _cheap_drafters(self) -> frozenset[DrafterKind]:
+        if self._steps is None:
+            return frozenset()
+        count = len(self._due)
+        most = self._policy.cheap_draft_share * self._steps.step(count)
+        lengths = [_CHEAP_LENGTH] * count
+        return frozenset(kind for kind, costs in self._view.drafts.items() if costs.round(lengths) < most)
+
+    def _free_slots(self) -> tuple[int | None, DecisionReason]:
+        running = max(self._load.num_running, len(self._due))
+        block_size = self._view.block_size if self._load.num_blocks else 0
+        tokens = self._others.tokens + len(self._due)
+        return free_slots(self._policy, tokens, running, self._load.num_free_blocks, block_size)
+
+    # Who drafts
+
+    def _force(self) -> None:
+        """Those that want drafts whatever they cost come first, evenly if there is not enough room."""
+        pairs = zip(self._due, self._drafts, strict=True)
+        forced = [draft for sequence, draft in pairs if sequence.is_forced and draft.guarded.allowed]
+        openings = [draft.guarded.allowed[0] for draft in forced]
+        given = take_slots([opening.limit for opening in openings], self._slots)
+        for draft, opening, length in zip(forced, openings, given, strict=True):
+            draft.length, draft.offer = length, opening.offer
+            draft.reason = DecisionReason.SPECULATING if length else self._slots_reason
+        if self._slots is not None:
+            self._slots -= sum(given)
+
+    def _choose(self) -> None:
+        """γ and drafter of all that leave it to the router, jointly."""
+        chosen = []
+        for sequence, draft in zip(self._due, self._drafts, strict=True):
+            if draft.guarded.allowed and not sequence.is_forced:
+                draft.reason = DecisionReason.UNCALIBRATED
+                candidates = self._candidates(draft.guarded.allowed) if self._steps is not None else ()
+                if candidates:
+                    weight = self._weight(sequence)
+                    chosen.append((draft, DueCandidates(candidates, weight, sequence.num_tokens)))
+        if not chosen or self._steps is None:
+            return
+        choice = self._choice = choose(
+            [candidates for _, candidates in chosen],
+            self._view.drafts,
+            self._steps,
+            self._others_and_plain(len(chosen)),
+            idle_share=self._idle_share,
+            round_trip_seconds=self._view.round_trip_seconds,
+            max_slots=self._slots,
+        )
+        is_full = self._slots is not None and sum(choice.num_draft_tokens) >= self._slots
+        picked = zip(chosen, choice.num_draft_tokens, choice.drafters, strict=True)
+        for (draft, due), length, drafter in picked:
+            draft.length = length
+            draft.offer = next((o.offer for o in draft.guarded.allowed if o.offer.drafter is drafter), None)
+            draft.reason = self._reason(due, choice, is_full) if not length else DecisionReason.SPECULATING
+
+    def _candidates(self, allowed: Sequence[Opening]) -> tuple[Candidate[DrafterKind], ...]:
+        known = [opening for opening in allowed if opening.offer.drafter in self._view.drafts]
+        return tuple(
+            Candidate(opening.offer.drafter, _sticky(opening, self._policy.hysteresis))
+            for opening in known
+            if opening.offer.survivals
+        )
+
+    def _weight(self, sequence: DueSequence) -> float:
+        return self._policy.batch_weight if sequence.tier is Tier.BATCH else 1.0
+
+    def _others_and_plain(self, num_chosen: int) -> OtherLoad:
+        """The other load with the due sequences that are settled already."""
+        others = self._others
+        settled = len(self._due) - num_chosen
+        drafted = sum(draft.length for draft in self._drafts)
+        gain = sum(_gain(draft) for draft in self._drafts if draft.length)
+        return replace(
+            others,
+            tokens=others.tokens + settled + drafted,
+            rows=others.rows + settled + drafted,
+            emitted=others.emitted + settled + gain,
+        )
+
+    def _reason(
+        self, due: DueCandidates[DrafterKind], choice: Choice[DrafterKind], is_full: bool
+    ) -> DecisionReason:
+        """Why nothing is drafted for a sequence that could have been drafted for."""
+        if is_full:
+            return self._slots_reason
+        best = max(candidate.survivals[0] for candidate in due.candidates)
+        if due.weight < 1 and best > choice.price:
+            return DecisionReason.TIER_BATCH
+        return DecisionReason.COST
+
+    # Who is probed
+
+    def _probe(self) -> None:
+        """Short drafts where drafting does not seem to pay, within the budget and where they could pay."""
+        spent = 0.0
+        wanted = [
+            (sequence, draft, opening)
+            for sequence, draft in zip(self._due, self._drafts, strict=True)
+            if (opening := _probe_of(sequence, draft)) is not None
+        ]
+        for sequence, draft, opening in wanted[:_MAX_PROBES]:
+            length = min(PROBE_DRAFT_TOKENS, opening.limit)
+            seconds = self._seconds_of_probe(sequence, draft, opening, length)
+            if seconds is None or (not sequence.is_forced and spent + seconds > self._view.probe_seconds):
+                continue
+            spent += seconds
+            if not sequence.lease_left:
+                self._probe_seconds += seconds
+            draft.length, draft.offer, draft.reason = length, opening.offer, DecisionReason.PROBE
+
+    def _seconds_of_probe(
+        self, sequence: DueSequence, draft: _Draft, opening: Opening, length: int
+    ) -> float | None:
+        """What a probe costs; None if it would not pay even if all of it were accepted, or has no room."""
+        offer = opening.offer
+        costs, steps = self._view.drafts.get(offer.drafter), self._steps
+        if costs is None or steps is None:
+            return 0.0 if sequence.is_forced else None
+        chosen = 0 if self._choice is None else sum(self._choice.num_draft_tokens)
+        if self._slots is not None and chosen + length > self._slots:
+            return None
+        tokens = self._others.tokens + len(self._due) + self._drafted
+        before, after = steps.curve([tokens, tokens + length]).tolist()
+        drafting = costs.round([length], [sequence.num_tokens]) + self._view.round_trip_seconds
+        if not offer.is_open:
+            drafting += costs.token_seconds * sequence.num_tokens
+        seconds = float(after - before + self._idle_share * drafting)
+        emitted = self._others.emitted + len(self._due) + self._drafted_gain
+        weight = self._weight(sequence)
+        base = before + self._drafting_seconds
+        if draft.length:
+            # The other drafter's drafts are given up for it.
+            seconds += weight * _gain(draft) * base / emitted
+        if (emitted + weight * length) / (base + seconds) <= emitted / base and not sequence.is_forced:
+            return None
+        return seconds
+
+    @cached_property
+    def _drafted(self) -> int:
+        """Drafted tokens without probes."""
+        return sum(draft.length for draft in self._drafts)
+
+    @cached_property
+    def _drafted_gain(self) -> float:
+        return sum(_gain(draft) for draft in self._drafts if draft.length)
+
+    @property
+    def _drafting_seconds(self) -> float:
+        return 0.0 if self._choice is None else self._choice.seconds - self._choice.step_seconds
+
+    # What follows
+
+    def _decision(self, sequence: DueSequence, draft: _Draft) -> Decision:
+        if draft.length == 0 or draft.offer is None:
+            lease = min(self._lease_tokens(draft.reason), sequence.num_remaining)
+            return self._told(Decision(0, None, draft.reason, lease), draft)
+        if sequence.opening:
+            return self._told(Decision(0, draft.offer.drafter, DecisionReason.FIRST_TOKEN, 1), draft)
+        if sequence.lease_left:
+            return Decision(0, draft.offer.drafter, DecisionReason.LEASE)
+        return self._told(Decision(draft.length, draft.offer.drafter, draft.reason), draft)
+
+    def _told(self, decision: Decision, draft: _Draft) -> Decision:
+        """With what is expected of it."""
+        gain = _gain(draft) if decision.num_draft_tokens else 0.0
+        return replace(
+            decision, predicted_emitted=1 + gain, predicted_seconds=self._seconds, price=self._price
+        )
+
+    @cached_property
+    def _seconds(self) -> float:
+        if self._choice is not None:
+            return self._choice.seconds
+        return 0.0 if self._steps is None else self._steps.step(self._others.tokens + len(self._due))
+
+    @cached_property
+    def _price(self) -> float:
+        return 0.0 if self._choice is None else self._choice.price
+
+    def _lease_tokens(self, reason: DecisionReason) -> int:
+        """As many as last until the router should have control back."""
+        longest = self._policy.lease_tokens
+        if reason in _LASTING:
+            return longest
+        if reason in (DecisionReason.DRAFTER_UNAVAILABLE, DecisionReason.DRAFTER_LATE):
+            longest = min(longest, IMPATIENT_LEASE_TOKENS)
+        step_seconds = self._load.step_seconds or self._seconds
+        if step_seconds <= 0:
+            return longest
+        return max(min(int(self._policy.lease_seconds / step_seconds), longest), 1)
 
 
-def _draft_length(sequence: DueSequence) -> tuple[int, DecisionReason]:
-    """γ and why; never beyond the drafter's context or max_tokens, hence never beyond the target's."""
-    if not sequence.speculates:
-        return 0, DecisionReason.REQUEST_OFF
-    if sequence.num_draft_tokens == 0:
-        return 0, DecisionReason.CAPPED
-    if sequence.num_remaining <= 1:
-        return 0, DecisionReason.LAST_TOKEN
-    if sequence.drafter_state is DrafterState.UNAVAILABLE:
-        return 0, DecisionReason.DRAFTER_UNAVAILABLE
-    if sequence.drafter is None:
-        return 0, DecisionReason.NO_DRAFTER
-    if sequence.drafter_state is DrafterState.LATE:
-        return 0, DecisionReason.DRAFTER_LATE
-    room = sequence.num_draft_tokens if sequence.drafter_room is None else sequence.drafter_room
-    if room <= 0:
-        return 0, DecisionReason.CONTEXT_FULL
-    return min(sequence.num_draft_tokens, sequence.num_remaining - 1, room), DecisionReason.SPECULATING
-
-
-def choose_drafter(
-    asked: DrafterKind | None, default: DrafterKind | None, offered: Collection[DrafterKind]
-) -> DrafterKind | None:
-    """Who drafts: whom the request asks for, else the operator's default, else the model if there is one.
-
-    None if that one is not offered.
+def _sticky(opening: Opening, hysteresis: float) -> tuple[float, ...]:
+    """Survivals with those of the positions that were drafted last time raised: γ stays unless another one
+    brings so much more.
     """
-    wanted = asked or default
-    if wanted is not None:
-        return wanted if wanted in offered else None
-    return next((kind for kind in (DrafterKind.MODEL, DrafterKind.NGRAM) if kind in offered), None)
+    survivals, last = opening.offer.survivals[: opening.limit], opening.offer.last_length
+    if not last:
+        return survivals
+    raised = tuple(min(survival * (1 + hysteresis), 1.0) for survival in survivals[:last])
+    return raised + survivals[last:]
+
+
+def _probe_of(sequence: DueSequence, draft: _Draft) -> Opening | None:
+    """A drafter that rests and may be tried again."""
+    settled = draft.length and sequence.is_forced
+    if sequence.opening or settled or not (draft.reason in _PROBED or draft.length):
+        return None
+    resting = itertools.chain(draft.guarded.resting, draft.guarded.allowed)
+    return next((o for o in resting if o.offer.probe_due and o.offer is not draft.offer), None)
+
+
+def _gain(draft: _Draft) -> float:
+    """Tokens expected beyond the one that is emitted anyway."""
+    return 0.0 if draft.offer is None else sum(draft.offer.survivals[: draft.length])
+
+
+@lru_cache(maxsize=256)
+def _scaled_steps(steps: StepCosts, ratio: float) -> StepCosts:
+    """The same with every step taking `ratio` times as long."""
+    parts = ("base_seconds", "token_seconds", "cached_token_seconds", "overhead_seconds")
+    scaled = {part: getattr(steps, part) * ratio for part in parts}
+    seconds = tuple((np.array(steps.seconds) * ratio).tolist())
+    return replace(steps, **scaled, seconds=seconds)

@@ -12,20 +12,22 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from enum import Enum, auto
 
 from router.drafts import DraftAnswer, DraftDesk
+from router.estimates import Estimates
 from router.inbox import Inbox
-from router.policy import Decision, DecisionReason, DueSequence, choose_drafter, decide
+from router.policy import Decision, DecisionReason, PolicySettings, ReplicaView, decide
 from router.replicas import Listener, TargetLink
-from router.request import Choice, Round
+from router.request import Choice
+from router.seats import Phase, Seat, describe
 from specdecode.errors import Reason
 from specdecode.types import (
     DecodeFrame,
     DrafterKind,
     Lease,
+    LoadSnapshot,
     OpenSequence,
     StepFrame,
     StepResult,
@@ -34,6 +36,8 @@ from specdecode.types import (
 
 logger = logging.getLogger(__name__)
 
+_MAX_PROBE_STEPS = 4.0
+"""Steps' worth of time that is saved up for probes at most."""
 # What a replica says when it is the replica that can't go on, not the request.
 _REPLICA_FAULTS = (Reason.DRAINING, Reason.REPLICA_LOST)
 
@@ -82,58 +86,6 @@ class TargetLost:
 Event = Placed | Withdrawn | HasRoom | Stepped | Drafted | TargetLost
 
 
-@dataclass(frozen=True)
-class RoundSettings:
-    """Operator's settings of the rounds."""
-
-    lease_tokens: int
-    draft_deadline_seconds: float
-    drafter: DrafterKind | None
-    """Of requests that name none; None: the model where there is one."""
-
-
-class Phase(Enum):
-    """Who is to move."""
-
-    ORDERED = auto()
-    """The target: it has an order or a lease."""
-    DUE = auto()
-    """The router."""
-    DRAFTING = auto()
-    """The draft service, until its deadline."""
-
-
-@dataclass(eq=False)
-class Seat:
-    """One choice on this replica."""
-
-    choice: Choice
-    sequence: int
-    phase: Phase = Phase.DUE
-    opening: bool = True
-    lease_size: int = 0
-    lease_left: int = 0
-    drafter: DrafterKind | None = None
-    reason: DecisionReason = DecisionReason.FIRST_TOKEN
-    round_began: float = 0.0
-    draft_seconds: float = 0.0
-
-    @property
-    def may_be_ordered(self) -> bool:
-        """Whether an order makes sense: it is due, or a lease that runs could be renewed."""
-        return self.phase is Phase.DUE or self.lease_left > 0
-
-    @property
-    def lease_runs_low(self) -> bool:
-        """Whether half of the lease is used, and what is left is less than the choice may still emit."""
-        return 2 * self.lease_left <= self.lease_size and self.lease_left < self.choice.num_remaining
-
-    @property
-    def round(self) -> Round:
-        """What is known of the round that runs."""
-        return Round(self.drafter, self.reason, self.round_began, self.draft_seconds)
-
-
 @dataclass
 class _Orders:
     """The frame being put together."""
@@ -152,20 +104,27 @@ class ReplicaLoop:
 
     Args:
         drafts: shared by all replicas' loops.
-        settings: operator's settings.
+        policy: what the operator set.
+        estimates: of acceptance, shared by all replicas' loops.
         place_elsewhere: takes choices that this replica can't go on with.
 
     Attributes:
         link: set once before `run`.
+        policy: read at each decision; may be replaced at any time.
     """
 
     link: TargetLink
 
     def __init__(
-        self, drafts: DraftDesk, settings: RoundSettings, place_elsewhere: Callable[[Choice], None]
+        self,
+        drafts: DraftDesk,
+        policy: PolicySettings,
+        estimates: Estimates,
+        place_elsewhere: Callable[[Choice], None],
     ) -> None:
+        self.policy = policy
         self._drafts = drafts
-        self._settings = settings
+        self._estimates = estimates
         self._place_elsewhere = place_elsewhere
         self._inbox: Inbox[Event] = Inbox()
         self._seats: dict[Choice, Seat] = {}
@@ -174,6 +133,7 @@ class ReplicaLoop:
         self._due: dict[Seat, None] = {}
         self._deadlines: dict[Seat, float] = {}
         self._orders = _Orders()
+        self._probe_seconds = 0.0
         self._now = 0.0
 
     def listener(self, on_up: Callable[[], None], on_down: Callable[[], None]) -> Listener[StepFrame]:
@@ -211,8 +171,9 @@ class ReplicaLoop:
         match event:
             case Stepped(epoch, frame):
                 if epoch == self.link.epoch:
+                    self._save_for_probes(frame.load)
                     for result in frame.results:
-                        self._take_result(result)
+                        self._take_result(result, frame.load)
             case Drafted(answers):
                 for answer in answers:
                     self._take_draft(answer)
@@ -227,21 +188,27 @@ class ReplicaLoop:
 
     # What happened
 
-    def _take_result(self, result: StepResult) -> None:
+    def _save_for_probes(self, load: LoadSnapshot) -> None:
+        saved = self._probe_seconds + self.policy.probe_share * load.step_seconds
+        self._probe_seconds = min(saved, _MAX_PROBE_STEPS * load.step_seconds)
+
+    def _take_result(self, result: StepResult, load: LoadSnapshot) -> None:
         """Hands a step's tokens to their request."""
         seat = self._by_sequence.get(result.sequence)
         if seat is None or seat.choice.ended:
             return  # closed, or about to be
         choice = seat.choice
         if result.error is None:
-            choice.take(result, seat.round, self._now)
+            num_parameters = 0 if self.link.info is None else self.link.info.num_parameters
+            choice.take(result, seat.round(load.tokens_in_flight, num_parameters), self._now)
+            seat.learn(result)
         elif result.error.reason in _REPLICA_FAULTS:
             self.link.draining |= result.error.reason is Reason.DRAINING
             self._move(seat, counts=not seat.opening)
             return
         else:
             choice.fail(result.error)
-        seat.round_began, seat.draft_seconds = self._now, 0.0
+        seat.begin_round(self._now)
         seat.opening, seat.lease_left = False, result.lease_left
         if choice.ended:
             self._unseat(seat, close=not result.ended)
@@ -255,18 +222,20 @@ class ReplicaLoop:
     def _take_draft(self, answer: DraftAnswer) -> None:
         """Sends drafts to be verified; without any the round goes on as a lease of one token."""
         seat, draft = self._seats.get(answer.choice), answer.draft
-        if seat is None or seat.phase is not Phase.DRAFTING:
+        if seat is None or seat.phase is not Phase.DRAFTING or answer.drafter is not seat.drafter:
             return
         del self._deadlines[seat]
         seat.draft_seconds = draft.seconds
         if answer.failure is None:
-            self._drafts.recovered(seat.choice)
+            self._drafts.recovered(seat.choice, answer.drafter)
             self._orders.verifies.append(
                 Verify(seat.sequence, draft.committed_length, draft.token_ids, draft.q)
             )
             seat.phase = Phase.ORDERED
         else:
-            self._lease(seat, 1, answer.failure)
+            if answer.failure is DecisionReason.DRAFT_EMPTY:
+                seat.learn_of_nothing()
+            self._lease(seat, 1, answer.failure, answer.drafter)
 
     def _seat(self, choice: Choice) -> None:
         """Opens a choice on the replica, prompt and what was emitted elsewhere."""
@@ -276,7 +245,7 @@ class ReplicaLoop:
             self._place_elsewhere(choice)
             return
         self._num_opened += 1
-        seat = Seat(choice, self._num_opened, round_began=self._now)
+        seat = Seat(choice, self._num_opened, self._estimates, round_began=self._now)
         self._seats[choice] = self._by_sequence[seat.sequence] = seat
         self._orders.opens.append(_open_order(seat))
         self._due[seat] = None
@@ -317,31 +286,33 @@ class ReplicaLoop:
         """Decides for all that are due at once; whose client lags is due again when it has caught up."""
         due = [seat for seat in self._due if not self._is_paused(seat.choice)]
         self._due.clear()
-        described = [self._describe(seat) for seat in due]
-        decisions = decide(described, self.link.load, self._settings.lease_tokens)
-        for seat, decision in zip(due, decisions, strict=True):
+        plan = decide(describe(due, self._drafts, self.policy), self._view(due))
+        self._probe_seconds -= plan.probe_seconds
+        for seat, decision in zip(due, plan.decisions, strict=True):
             self._carry_out(seat, decision)
+
+    def _view(self, due: Sequence[Seat]) -> ReplicaView:
+        running = [seat for seat in self._seats.values() if seat.phase is not Phase.DUE]
+        leased = sum(seat.lease_left > 0 for seat in due)
+        return ReplicaView(
+            load=self.link.load,
+            policy=self.policy,
+            steps=self.link.costs,
+            drafts=self._drafts.costs,
+            round_trip_seconds=self._drafts.clock.round_trip_seconds,
+            block_size=0 if self.link.info is None else self.link.info.block_size,
+            ordered_tokens=sum(seat.num_asked + 1 for seat in running) - leased,
+            ordered_emitted=sum(seat.predicted_emitted or 1.0 for seat in running) - leased,
+            probe_seconds=self._probe_seconds,
+        )
 
     def _is_paused(self, choice: Choice) -> bool:
         if choice.is_full:
             choice.on_room = lambda: self.put(HasRoom(choice))
         return choice.is_full
 
-    def _describe(self, seat: Seat) -> DueSequence:
-        choice, resolved = seat.choice, seat.choice.resolved
-        kind = choose_drafter(resolved.drafter, self._settings.drafter, self._drafts.offered)
-        return DueSequence(
-            speculates=resolved.speculates,
-            num_draft_tokens=resolved.num_draft_tokens,
-            drafter=kind,
-            drafter_state=self._drafts.state(choice),
-            drafter_room=self._drafts.room(choice, kind),
-            num_remaining=choice.num_remaining,
-            opening=seat.opening,
-            lease_left=seat.lease_left,
-        )
-
     def _carry_out(self, seat: Seat, decision: Decision) -> None:
+        seat.decided(decision)
         if decision.num_lease_tokens:
             self._lease(seat, decision.num_lease_tokens, decision.reason)
         if decision.drafter is None:
@@ -350,28 +321,30 @@ class ReplicaLoop:
             self._drafts.open(seat.choice, decision.drafter)
             return
         seat.phase, seat.drafter, seat.reason = Phase.DRAFTING, decision.drafter, decision.reason
-        self._deadlines[seat] = self._now + self._settings.draft_deadline_seconds
+        seat.num_asked = decision.num_draft_tokens
+        self._deadlines[seat] = self._now + self.policy.draft_deadline_seconds
         self._drafts.ask(seat.choice, decision.drafter, decision.num_draft_tokens, self._take_answers)
 
     def _take_answers(self, answers: list[DraftAnswer]) -> None:
         self.put(Drafted(answers))
 
-    def _lease(self, seat: Seat, num_tokens: int, reason: DecisionReason) -> None:
+    def _lease(
+        self, seat: Seat, num_tokens: int, reason: DecisionReason, asked: DrafterKind | None = None
+    ) -> None:
+        """`asked`: who was asked for drafts in this round, in vain."""
         self._orders.leases.append(Lease(seat.sequence, len(seat.choice.tokens), num_tokens))
-        seat.lease_size = num_tokens
-        seat.phase, seat.drafter, seat.reason = Phase.ORDERED, None, reason
+        seat.lease_size, seat.num_asked = num_tokens, 0
+        seat.phase, seat.drafter, seat.reason = Phase.ORDERED, asked, reason
 
     def _first_deadline(self) -> float | None:
-        # All wait equally long, so that the first that was asked is the first that is late.
-        return next(iter(self._deadlines.values()), None)
+        return min(self._deadlines.values(), default=None)
 
     def _end_late_drafts(self) -> None:
         for seat, deadline in list(self._deadlines.items()):
-            if deadline > self._now:
-                return
-            del self._deadlines[seat]
-            self._drafts.late(seat.choice)
-            self._lease(seat, 1, DecisionReason.DRAFTER_LATE)
+            if deadline <= self._now and seat.drafter is not None:
+                del self._deadlines[seat]
+                self._drafts.late(seat.choice, seat.drafter)
+                self._lease(seat, 1, DecisionReason.DRAFTER_LATE, seat.drafter)
 
     def _send_orders(self) -> None:
         orders, self._orders = self._orders, _Orders()

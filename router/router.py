@@ -9,10 +9,12 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
 
 from router.drafts import DraftDesk
+from router.estimates import EstimatesFile
 from router.figures import FigureBook
+from router.policy_settings import PolicySettings
 from router.replicas import DraftLink, Link, Listener, TargetLink
 from router.request import Choice, Request
-from router.rounds import Placed, ReplicaLoop, RoundSettings, Withdrawn
+from router.rounds import Placed, ReplicaLoop, Withdrawn
 from router.text import Tokenizer
 from router.validation import ModelLimits, resolve
 from specdecode import __version__
@@ -26,7 +28,6 @@ from specdecode.errors import (
 )
 from specdecode.figures import Figures
 from specdecode.requests import GenerateRequest, Piece, ReplicaStatus, RouterStatus
-from specdecode.types import DrafterKind
 
 logger = logging.getLogger(__name__)
 
@@ -55,13 +56,15 @@ class Router:
         self._homes: dict[Choice, ReplicaLoop] = {}
         self._homeless: dict[Choice, asyncio.TimerHandle] = {}
         self._drafts = DraftDesk(tokenizer.vocab_size)
+        self._policy = PolicySettings.of(settings)
+        self._estimates = EstimatesFile(settings.estimates_file)
         self._loops = [self._build_loop(address) for address in settings.targets]
         if settings.draft is not None:
             self._drafts.link = self._build_draft_link(settings.draft)
         self._tasks: list[asyncio.Task[None]] = []
 
     def _build_loop(self, address: str) -> ReplicaLoop:
-        loop = ReplicaLoop(self._drafts, _round_settings(self._settings), self._place_elsewhere)
+        loop = ReplicaLoop(self._drafts, self._policy, self._estimates.estimates, self._place_elsewhere)
         listener = loop.listener(on_up=self._on_target_up, on_down=self._on_target_down)
         limit = self._settings.max_message_bytes
         loop.link = TargetLink(address, limit, self._tokenizer.fingerprint, listener)
@@ -76,6 +79,17 @@ class Router:
     def _links(self) -> Sequence[TargetLink]:
         return [loop.link for loop in self._loops]
 
+    @property
+    def policy(self) -> PolicySettings:
+        """What the operator set of the decision; a new one is in force from the next decision on."""
+        return self._policy
+
+    @policy.setter
+    def policy(self, policy: PolicySettings) -> None:
+        self._policy = policy
+        for loop in self._loops:
+            loop.policy = policy
+
     # Life
 
     async def start(self) -> asyncio.Task[None]:
@@ -88,6 +102,7 @@ class Router:
         if self._drafts.link is not None:
             links.append(self._drafts.link)
         runs = [*(link.run() for link in links), *(loop.run() for loop in self._loops)]
+        runs.append(self._estimates.run())
         self._tasks = [asyncio.create_task(run) for run in runs]
         contacts = [link.first_contact for link in self._links]
         done, _ = await asyncio.wait(contacts, return_when=asyncio.FIRST_COMPLETED)
@@ -117,6 +132,7 @@ class Router:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._estimates.save()
 
     # Requests
 
@@ -163,7 +179,6 @@ class Router:
             vocab_size=self._tokenizer.vocab_size,
             max_length=min(contexts),
             max_prompt_bytes=self._settings.max_prompt_bytes,
-            num_draft_tokens=self._settings.num_draft_tokens,
         )
 
     def _withdraw(self, request: Request) -> None:
@@ -256,11 +271,3 @@ class Router:
     def _status(self, link: Link[Any, Any], num_sequences: int) -> ReplicaStatus:
         load = link.load if isinstance(link, TargetLink) else None
         return ReplicaStatus(link.address, link.up, link.info, load, num_sequences)
-
-
-def _round_settings(settings: RouterSettings) -> RoundSettings:
-    return RoundSettings(
-        lease_tokens=settings.lease_tokens,
-        draft_deadline_seconds=settings.draft_deadline_seconds,
-        drafter=None if settings.drafter == "auto" else DrafterKind(settings.drafter),
-    )

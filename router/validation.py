@@ -47,8 +47,6 @@ class ModelLimits:
     max_length: int
     """Tokens of the longest sequence, prompt and output."""
     max_prompt_bytes: int
-    num_draft_tokens: int
-    """γ of requests that name none."""
 
 
 @dataclass(frozen=True)
@@ -61,9 +59,9 @@ class ResolvedRequest:
     method: Method
     seed: int
     n: int
-    speculates: bool
-    num_draft_tokens: int
-    """Cap on γ."""
+    mode: SpeculationMode
+    num_draft_tokens: int | None
+    """Cap on γ; None: the operator's default."""
     drafter: DrafterKind | None
     """None: the router's choice."""
     include_rounds: bool
@@ -101,8 +99,8 @@ async def resolve(request: GenerateRequest, tokenizer: Tokenizer, limits: ModelL
         method=method,
         seed=_seed(options, method),
         n=n,
-        speculates=speculation.mode is not SpeculationMode.OFF,
-        num_draft_tokens=_num_draft_tokens(speculation, limits),
+        mode=speculation.mode,
+        num_draft_tokens=speculation.num_draft_tokens,
         drafter=speculation.drafter,
         include_rounds=request.include_rounds,
         cache_salt=request.cache_salt,
@@ -342,8 +340,3 @@ def _seed(options: SamplingOptions, method: Method) -> int:
     if options.seed is not None:
         return options.seed
     return secrets.randbits(63) if method is Method.COUPLED else 0
-
-
-def _num_draft_tokens(speculation: SpeculationOptions, limits: ModelLimits) -> int:
-    asked = speculation.num_draft_tokens
-    return limits.num_draft_tokens if asked is None else asked

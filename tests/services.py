@@ -223,7 +223,8 @@ async def start_router(
     model: Path, targets: list[str], draft: str | None, **settings: Any
 ) -> RouterUnderTest:
     """A router that has found its target."""
-    chosen = RouterSettings(model=str(model), port=0, targets=tuple(targets), draft=draft, **settings)
+    fixed = {"estimates_path": None, "port": 0}
+    chosen = RouterSettings(**(fixed | settings), model=str(model), targets=tuple(targets), draft=draft)
     running = await asyncio.wait_for(router_main.start(chosen), DEADLINE)
     return RouterUnderTest(running, chosen.max_message_bytes)
 

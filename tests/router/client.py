@@ -29,13 +29,13 @@ def request_for(prompt: str | Sequence[int] = PROMPT, **sampling: Any) -> Any:
 
 
 def speculating(request: Any, num_draft_tokens: int, drafter: int) -> Any:
-    """The same with its own γ and drafter; γ 0 is speculation off."""
+    """The same with its own drafter and γ, in every round; γ 0 is speculation off."""
     own = pb.GenerateRequest()
     own.CopyFrom(request)
     own.speculation.num_draft_tokens = num_draft_tokens
     own.speculation.drafter = drafter  # type: ignore[assignment]
-    if num_draft_tokens == 0:
-        own.speculation.mode = pb.SPECULATION_MODE_OFF
+    on = num_draft_tokens > 0
+    own.speculation.mode = pb.SPECULATION_MODE_ON if on else pb.SPECULATION_MODE_OFF
     return own
 
 

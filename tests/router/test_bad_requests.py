@@ -73,6 +73,23 @@ REFUSED: dict[str, tuple[Any, str]] = {
         changed(lambda r: setattr(r.speculation, "num_draft_tokens", 33)),
         "speculation.num_draft_tokens",
     ),
+    "min_acceptance above 1": (
+        changed(lambda r: setattr(r.speculation, "min_acceptance", 1.5)),
+        "speculation.min_acceptance",
+    ),
+    "NaN min_acceptance": (
+        changed(lambda r: setattr(r.speculation, "min_acceptance", math.nan)),
+        "speculation.min_acceptance",
+    ),
+    "traffic class of 65 characters": (
+        changed(lambda r: setattr(r.speculation, "traffic_class", "x" * 65)),
+        "speculation.traffic_class",
+    ),
+    "traffic class that can't be printed": (
+        changed(lambda r: setattr(r.speculation, "traffic_class", "a\nb")),
+        "speculation.traffic_class",
+    ),
+    "unknown tier": (changed(lambda r: setattr(r.speculation, "tier", 9)), "speculation.tier"),
     "unknown method": (changed(lambda r: setattr(r.speculation, "method", 77)), "speculation.method"),
     "block with a seed": (
         changed(lambda r: (setattr(r.sampling, "seed", 1), setattr(r.speculation, "method", 3))),

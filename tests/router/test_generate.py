@@ -243,7 +243,8 @@ async def test_a_prompt_longer_than_the_drafts_context_is_answered_without_draft
 
 
 async def test_the_first_round_is_a_lease_and_later_ones_say_why(services: Services) -> None:
-    answer = await services.generate_one(request_for(temperature=0, max_tokens=20))
+    request = speculating(request_for(temperature=0, max_tokens=20), 4, MODEL)
+    answer = await services.generate_one(request)
     assert answer.rounds[0].reason == "first_token"
     assert answer.rounds[0].num_drafted == 0
     assert answer.reasons <= {"first_token", "speculating", "draft_empty", "last_token"}
@@ -293,7 +294,7 @@ async def test_the_trace_context_of_the_call_reaches_the_draft_service(model: Pa
         scripted_drafts(lambda ask: ask.draft(())) as (service, address),
         Services.started(model, draft_address=address) as services,
     ):
-        request = request_for(temperature=0, max_tokens=4)
+        request = speculating(request_for(temperature=0, max_tokens=4), 4, NGRAM)
         async for _ in services.router.stub.Generate(request, metadata=(("traceparent", traceparent),)):
             pass
         assert {ask.opened.traceparent for ask in service.asks} == {traceparent}

@@ -11,7 +11,7 @@ from router.request import MAX_BUFFERED_TOKENS, Choice, Request, Round
 from router.text import Tokenizer
 from router.validation import ResolvedRequest
 from specdecode.errors import NumericalError
-from specdecode.requests import Piece
+from specdecode.requests import Piece, SpeculationMode
 from specdecode.types import (
     DrafterKind,
     FinishReason,
@@ -36,7 +36,7 @@ def new_choice(tokenizer: Tokenizer, stops: tuple[str, ...] = (), n: int = 1, mi
         method=Method.REJECTION,
         seed=0,
         n=n,
-        speculates=True,
+        mode=SpeculationMode.AUTO,
         num_draft_tokens=4,
         drafter=None,
         include_rounds=True,

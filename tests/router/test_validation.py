@@ -17,6 +17,7 @@ from specdecode.requests import (
     SpeculationMode,
     SpeculationOptions,
     TextPrompt,
+    Tier,
     TokenPrompt,
 )
 from specdecode.types import DrafterKind, Method, SamplingParams
@@ -33,7 +34,7 @@ async def resolved(tokenizer: Tokenizer, **fields: Any) -> ResolvedRequest:
     whole = {name: value for name, value in fields.items() if name in own}
     options = {name: value for name, value in fields.items() if name not in own}
     whole = {"prompt": TextPrompt("the fox"), "sampling": SamplingOptions(**options)} | whole
-    limits = ModelLimits(tokenizer.vocab_size, MAX_LENGTH, max_prompt_bytes=4096, num_draft_tokens=4)
+    limits = ModelLimits(tokenizer.vocab_size, MAX_LENGTH, max_prompt_bytes=4096)
     return await resolve(GenerateRequest(**whole), tokenizer, limits)
 
 
@@ -145,11 +146,14 @@ async def test_max_tokens_fills_the_room_unless_given(byte_level: Tokenizer) -> 
 async def test_defaults_are_those_of_the_proto(byte_level: Tokenizer) -> None:
     request = await resolved(byte_level, max_tokens=3)
     assert request.sampling == SamplingParams(max_tokens=3, stop_token_ids=(tiny.EOS,))
-    assert (request.n, request.speculates, request.num_draft_tokens, request.drafter) == (1, True, 4, None)
+    assert (request.n, request.mode, request.tier) == (1, SpeculationMode.AUTO, Tier.INTERACTIVE)
+    assert (request.num_draft_tokens, request.drafter, request.min_acceptance) == (None, None, None)
 
 
 async def test_options_reach_the_resolved_request(byte_level: Tokenizer) -> None:
-    speculation = SpeculationOptions(SpeculationMode.OFF, 7, DrafterKind.MODEL)
+    speculation = SpeculationOptions(
+        SpeculationMode.OFF, 7, DrafterKind.MODEL, min_acceptance=0.25, tier=Tier.BATCH, traffic_class="code"
+    )
     request = await resolved(
         byte_level,
         temperature=0.5,
@@ -173,7 +177,9 @@ async def test_options_reach_the_resolved_request(byte_level: Tokenizer) -> None
         max_tokens=2,
     )
     assert request.stops == ("a", "b")
-    assert (request.speculates, request.num_draft_tokens, request.drafter) == (False, 7, DrafterKind.MODEL)
+    assert (request.mode, request.num_draft_tokens) == (SpeculationMode.OFF, 7)
+    assert (request.drafter, request.min_acceptance) == (DrafterKind.MODEL, 0.25)
+    assert (request.tier, request.traffic_class) == (Tier.BATCH, "code")
 
 
 async def test_top_k_of_the_whole_vocabulary_is_off(byte_level: Tokenizer) -> None:

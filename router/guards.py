@@ -1,0 +1,209 @@
+"""What forbids a draft whatever it would bring, each with its reason; pure.
+
+Guards of a sequence and of each drafter that is offered to it. Health, contexts and the operator's caps bind
+every request; the rolling acceptance binds those that leave γ to the router, or name a minimum themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from router.policy_settings import PolicySettings
+from router.reasons import DecisionReason, DrafterState
+from specdecode.requests import SpeculationMode, Tier
+from specdecode.types import DrafterKind
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What a decision knows of one drafter for one sequence.
+
+    Attributes:
+        state: whether it can be asked.
+        room: tokens that still fit into its context, None for a drafter without one.
+        survivals: s_i as estimated, never rising; as deep as γ may be.
+        acceptance: accepted / (accepted + rejected) of the last tested drafts, None if too few were.
+        last_length: γ that it was decided to draft last time; 0: none.
+        probe_due: whether it may be tried again though it does not seem to pay.
+        is_open: whether it knows the sequence already.
+    """
+
+    drafter: DrafterKind
+    state: DrafterState = DrafterState.READY
+    room: int | None = None
+    survivals: tuple[float, ...] = ()
+    acceptance: float | None = None
+    last_length: int = 0
+    probe_due: bool = False
+    is_open: bool = True
+
+
+@dataclass(frozen=True)
+class DueSequence:
+    """What a decision knows of one sequence.
+
+    Attributes:
+        offers: drafters that may draft for it, the preferred first.
+        num_draft_tokens: the request's cap on γ, None if it names none.
+        num_remaining: tokens up to max_tokens.
+        num_tokens: committed.
+        min_acceptance: the request's, None if it names none.
+        opening: the replica has not run this sequence yet.
+        lease_left: tokens it may still emit without an order; 0 unless the lease could be renewed now.
+        drafts_reachable: whether the draft service, if one is configured, can be reached.
+    """
+
+    offers: tuple[Offer, ...]
+    num_remaining: int
+    mode: SpeculationMode = SpeculationMode.AUTO
+    tier: Tier = Tier.INTERACTIVE
+    num_draft_tokens: int | None = None
+    num_tokens: int = 0
+    temperature: float = 1.0
+    min_acceptance: float | None = None
+    opening: bool = False
+    lease_left: int = 0
+    drafts_reachable: bool = True
+
+    @property
+    def is_forced(self) -> bool:
+        """Whether it gets its cap whatever that costs; tier batch never costs others anything."""
+        return self.mode is SpeculationMode.ON and self.tier is Tier.INTERACTIVE
+
+
+@dataclass(frozen=True)
+class Opening:
+    """A drafter that nothing forbids, and the γ that it may reach; at least 1."""
+
+    offer: Offer
+    limit: int
+
+
+@dataclass(frozen=True)
+class Guarded:
+    """What guards leave of a sequence.
+
+    Attributes:
+        allowed: drafters that may draft.
+        resting: drafters that may only be probed: too little was accepted.
+        reason: why `allowed` is empty.
+    """
+
+    allowed: tuple[Opening, ...] = ()
+    resting: tuple[Opening, ...] = ()
+    reason: DecisionReason | None = None
+
+
+def guard(sequence: DueSequence, policy: PolicySettings, cheap: frozenset[DrafterKind]) -> Guarded:
+    """What may be drafted for a sequence. `cheap`: drafters that cost next to nothing of a step."""
+    reason = _guard_sequence(sequence, policy)
+    if reason is not None:
+        return Guarded(reason=reason)
+    limit = min(cap_of(sequence, policy), sequence.num_remaining - 1)
+    allowed, resting, reasons = [], [], []
+    for offer in sequence.offers:
+        reason = _guard_offer(offer)
+        if reason is not None:
+            reasons.append(reason)
+            continue
+        opening = Opening(offer, limit if offer.room is None else min(limit, offer.room))
+        if _accepts_enough(sequence, offer, policy, offer.drafter in cheap):
+            allowed.append(opening)
+        else:
+            resting.append(opening)
+    if resting:
+        reasons.insert(0, DecisionReason.ACCEPTANCE)
+    return Guarded(tuple(allowed), tuple(resting), None if allowed else reasons[0])
+
+
+def cap_of(sequence: DueSequence, policy: PolicySettings) -> int:
+    """Most tokens to draft: the request's or the default cap, within the operator's."""
+    asked = sequence.num_draft_tokens
+    return min(policy.max_draft_tokens, policy.num_draft_tokens if asked is None else asked)
+
+
+def _guard_sequence(sequence: DueSequence, policy: PolicySettings) -> DecisionReason | None:
+    if sequence.mode is SpeculationMode.OFF:
+        return DecisionReason.REQUEST_OFF
+    if sequence.num_draft_tokens == 0:
+        return DecisionReason.CAPPED
+    if not policy.enabled or cap_of(sequence, policy) == 0:
+        return DecisionReason.CAP_DRAFT_TOKENS
+    if sequence.temperature > policy.max_temperature:
+        return DecisionReason.TEMPERATURE
+    if sequence.num_remaining <= 1:
+        return DecisionReason.LAST_TOKEN
+    if not sequence.drafts_reachable:
+        return DecisionReason.DRAFTER_UNAVAILABLE
+    if not sequence.offers:
+        return DecisionReason.NO_DRAFTER
+    return None
+
+
+_STATES = {
+    DrafterState.UNAVAILABLE: DecisionReason.DRAFTER_UNAVAILABLE,
+    DrafterState.LATE: DecisionReason.DRAFTER_LATE,
+    DrafterState.UNSUPPORTED: DecisionReason.UNSUPPORTED,
+}
+
+
+def _guard_offer(offer: Offer) -> DecisionReason | None:
+    if offer.state is not DrafterState.READY:
+        return _STATES[offer.state]
+    if offer.room is not None and offer.room <= 0:
+        return DecisionReason.CONTEXT_FULL
+    return None
+
+
+def _accepts_enough(sequence: DueSequence, offer: Offer, policy: PolicySettings, is_cheap: bool) -> bool:
+    if offer.acceptance is None:
+        return True
+    least = sequence.min_acceptance
+    if least is None:
+        if sequence.is_forced:
+            return True
+        least = policy.least_acceptance(offer.drafter, is_cheap)
+    return offer.acceptance >= least
+
+
+def free_slots(
+    policy: PolicySettings,
+    tokens: int,
+    num_running: int,
+    num_free_blocks: int,
+    block_size: int,
+) -> tuple[int | None, DecisionReason]:
+    """Most tokens to draft in all, None without a limit, and which guard says so.
+
+    Args:
+        tokens: in flight in the next step without any draft.
+        num_running: sequences that each may need a block of their own soon.
+        block_size: tokens of a block; 0 if unknown.
+    """
+    caps: list[tuple[int, DecisionReason]] = []
+    if policy.max_tokens_in_flight is not None:
+        caps.append((policy.max_tokens_in_flight - tokens, DecisionReason.CAP_TOKENS_IN_FLIGHT))
+    if block_size:
+        # One token more for each is theirs before it is a draft's.
+        free = num_free_blocks - -(-num_running // block_size)
+        caps.append((free * block_size, DecisionReason.KV_PRESSURE))
+    if not caps:
+        return None, DecisionReason.COST
+    slots, reason = min(caps, key=lambda cap: cap[0])
+    return max(slots, 0), reason
+
+
+def take_slots(wanted: Sequence[int], slots: int | None) -> list[int]:
+    """Gives slots to those who get them without a decision, evenly, no one more than wanted."""
+    if slots is None or sum(wanted) <= slots:
+        return list(wanted)
+    given = [0] * len(wanted)
+    while slots:
+        for index, count in enumerate(wanted):
+            if given[index] < count and slots:
+                given[index] += 1
+                slots -= 1
+        if given == list(wanted):
+            break
+    return given

@@ -1,0 +1,207 @@
+"""One choice on one replica: whose move it is, what its round was decided to be, what drafters did so far.
+
+`describe` says of all that are due what the decision needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from router.drafts import DraftDesk
+from router.estimates import Estimates, survivals
+from router.guards import DueSequence, Offer
+from router.history import DrafterHistory
+from router.policy import Decision
+from router.policy_settings import PolicySettings
+from router.reasons import DecisionReason
+from router.request import Choice, Round
+from specdecode.requests import SpeculationMode
+from specdecode.types import DrafterKind, StepResult
+
+_PREFERENCE = (DrafterKind.MODEL, DrafterKind.NGRAM)
+"""Whom a request gets that wants drafts whatever they cost, and names nobody."""
+
+
+class Phase(Enum):
+    """Who is to move."""
+
+    ORDERED = auto()
+    """The target: it has an order or a lease."""
+    DUE = auto()
+    """The router."""
+    DRAFTING = auto()
+    """The draft service, until its deadline."""
+
+
+@dataclass(eq=False)
+class Seat:
+    """One choice on this replica.
+
+    Attributes:
+        num_asked: drafts asked for in this round.
+        drafter: who was asked for them.
+        predicted_emitted: when this round was decided; 0 where it was not (a lease that goes on), as the next
+            two.
+    """
+
+    choice: Choice
+    sequence: int
+    estimates: Estimates
+    phase: Phase = Phase.DUE
+    opening: bool = True
+    lease_size: int = 0
+    lease_left: int = 0
+    num_asked: int = 0
+    drafter: DrafterKind | None = None
+    reason: DecisionReason = DecisionReason.FIRST_TOKEN
+    round_began: float = 0.0
+    draft_seconds: float = 0.0
+    predicted_emitted: float = 0.0
+    predicted_seconds: float = 0.0
+    price: float = 0.0
+    is_probe: bool = False
+    histories: dict[DrafterKind, DrafterHistory] = field(default_factory=dict)
+
+    @property
+    def may_be_ordered(self) -> bool:
+        """Whether an order makes sense: it is due, or a lease that runs could be renewed."""
+        return self.phase is Phase.DUE or self.lease_left > 0
+
+    @property
+    def lease_runs_low(self) -> bool:
+        """Whether half of the lease is used, and what is left is less than the choice may still emit."""
+        return 2 * self.lease_left <= self.lease_size and self.lease_left < self.choice.num_remaining
+
+    def history(self, kind: DrafterKind, model: str) -> DrafterHistory:
+        """What a drafter did for it."""
+        found = self.histories.get(kind)
+        if found is None:
+            found = DrafterHistory(kind, model, self.choice.resolved, self.estimates)
+            self.histories[kind] = found
+        return found
+
+    def decided(self, decision: Decision) -> None:
+        """Notes what was decided."""
+        if decision.reason is DecisionReason.LEASE:
+            return
+        self.predicted_emitted = decision.predicted_emitted
+        self.predicted_seconds, self.price = decision.predicted_seconds, decision.price
+        self.is_probe = decision.reason is DecisionReason.PROBE
+        for kind, history in self.histories.items():
+            is_own = kind is decision.drafter and not self.is_probe
+            if is_own and decision.num_draft_tokens:
+                history.drafted(self.choice.num_output)
+            if not (is_own and decision.reason is DecisionReason.FIRST_TOKEN):
+                history.last_length = decision.num_draft_tokens if is_own else 0
+
+    def round(self, tokens_in_flight: int, num_parameters: int) -> Round:
+        """What is known of the round that a step has ended."""
+        return Round(
+            drafter=self.drafter,
+            reason=self.reason,
+            began=self.round_began,
+            draft_seconds=self.draft_seconds,
+            predicted_emitted=self.predicted_emitted,
+            predicted_seconds=self.predicted_seconds,
+            price=self.price,
+            tokens_in_flight=tokens_in_flight,
+            num_parameters=num_parameters,
+        )
+
+    def begin_round(self, now: float) -> None:
+        """A result has been taken."""
+        self.round_began, self.draft_seconds, self.num_asked = now, 0.0, 0
+        self.predicted_emitted = self.predicted_seconds = self.price = 0.0
+
+    def learn(self, result: StepResult) -> None:
+        """Takes what came of drafts."""
+        history = None if self.drafter is None else self.histories.get(self.drafter)
+        if history is None or not result.num_drafted:
+            return
+        history.verified(result, self.num_asked)
+        if self.is_probe:
+            history.probed(result.num_accepted == result.num_drafted, self.choice.num_output)
+
+    def learn_of_nothing(self) -> None:
+        """The drafter had nothing to propose."""
+        history = None if self.drafter is None else self.histories.get(self.drafter)
+        if history is not None:
+            history.said_nothing()
+            if self.is_probe:
+                history.probed(False, self.choice.num_output)
+
+
+def describe(seats: Sequence[Seat], drafts: DraftDesk, policy: PolicySettings) -> list[DueSequence]:
+    """What a decision needs to know of seats that are due."""
+    offers = _offers(seats, drafts, policy)
+    return [
+        DueSequence(
+            offers=tuple(offers[index]),
+            num_remaining=seat.choice.num_remaining,
+            mode=seat.choice.resolved.mode,
+            tier=seat.choice.resolved.tier,
+            num_draft_tokens=seat.choice.resolved.num_draft_tokens,
+            num_tokens=len(seat.choice.tokens),
+            temperature=seat.choice.resolved.sampling.temperature,
+            min_acceptance=seat.choice.resolved.min_acceptance,
+            opening=seat.opening,
+            lease_left=seat.lease_left,
+            drafts_reachable=drafts.is_reachable,
+        )
+        for index, seat in enumerate(seats)
+    ]
+
+
+def _offers(seats: Sequence[Seat], drafts: DraftDesk, policy: PolicySettings) -> list[list[Offer]]:
+    """Of each seat: drafters that may draft for it, with their estimates."""
+    offers: list[list[Offer]] = [[] for _ in seats]
+    model = "" if drafts.info is None else drafts.info.name
+    for kind in _PREFERENCE:
+        if kind not in drafts.offered:
+            continue
+        name = model if kind is DrafterKind.MODEL else ""
+        asked = [
+            (index, seat, seat.history(kind, name))
+            for index, seat in enumerate(seats)
+            if _may_use(seat, kind, policy)
+        ]
+        if not asked:
+            continue
+        classes = [history.own_class(seat.choice.num_output) for _, seat, history in asked]
+        frailties = [history.frailty for _, _, history in asked]
+        rows = survivals(classes, frailties, max(_depth(seat, policy) for _, seat, _ in asked)).tolist()
+        for (index, seat, history), row in zip(asked, rows, strict=True):
+            offers[index].append(_offer(seat, kind, history, tuple(row), drafts))
+    return offers
+
+
+def _offer(
+    seat: Seat, kind: DrafterKind, history: DrafterHistory, row: tuple[float, ...], drafts: DraftDesk
+) -> Offer:
+    choice = seat.choice
+    return Offer(
+        drafter=kind,
+        state=drafts.state(choice, kind),
+        room=drafts.room(choice, kind),
+        survivals=row,
+        acceptance=history.acceptance,
+        last_length=history.last_length,
+        probe_due=history.is_probe_due(choice.num_output),
+        is_open=drafts.is_open(choice, kind),
+    )
+
+
+def _may_use(seat: Seat, kind: DrafterKind, policy: PolicySettings) -> bool:
+    """Whom the request asks for, else the operator's, else any; nobody where the request wants none."""
+    resolved = seat.choice.resolved
+    if resolved.mode is SpeculationMode.OFF:
+        return False
+    wanted = resolved.drafter or policy.drafter
+    return wanted is None or wanted is kind
+
+
+def _depth(seat: Seat, policy: PolicySettings) -> int:
+    asked = seat.choice.resolved.num_draft_tokens
+    return min(policy.max_draft_tokens, policy.num_draft_tokens if asked is None else asked)
