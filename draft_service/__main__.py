@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from draft_service.calibration import calibrate
 from draft_service.drafting import Drafter, SequenceKey
 from draft_service.loop import DraftLoop
 from draft_service.model import DraftLimits, ModelDrafter
@@ -114,11 +115,14 @@ def warm_up(drafter: ModelDrafter) -> None:
 
 
 async def start(settings: DraftSettings) -> Running:
-    """Loads and warms up the model, then listens and serves."""
+    """Loads, warms up and calibrates what is offered, then listens and serves."""
     server = Server([SERVICE_NAME], settings.max_message_bytes)
     offer = await on_main_thread(partial(build_offer, settings))
+    limits = (settings.max_sequences, settings.calibration, settings.calibration_seconds)
+    costs = await on_main_thread(partial(calibrate, offer.drafters, *limits))
     loop = DraftLoop(offer.drafters, settings.max_sequences)
-    pb_grpc.add_DraftServiceServicer_to_server(DraftServicer(loop, offer.info, server.draining), server.grpc)
+    servicer = DraftServicer(loop, offer.info, server.draining, costs)
+    pb_grpc.add_DraftServiceServicer_to_server(servicer, server.grpc)
     port = await server.start(settings.host, settings.port)
     on_main_thread(loop.run)
     ended = asyncio.wrap_future(loop.ended)

@@ -196,6 +196,7 @@ class DraftSettings(ModelServiceSettings):
         None, "draft model: a fetched name, a directory or a hub id; none offers the n-gram drafter alone"
     )
     port: int = _port(DRAFT_PORT)
+    calibration_seconds: float = _real(10.0, "budget of measuring them at start", "seconds", 0.1, 3600)
     max_sequences: int = _count(256, "sequences open at once; more are refused", "sequences", 1, 2**16)
     max_draft_tokens: int = _count(
         MAX_DRAFT_TOKENS, "most tokens of one draft, whatever is asked for", "tokens", 1, MAX_DRAFT_TOKENS

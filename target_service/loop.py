@@ -14,6 +14,7 @@ from itertools import count
 from specdecode.cost_tables import StepCosts
 from specdecode.errors import InternalError, Reason, UnavailableError
 from specdecode.types import DecodeFrame, LoadSnapshot, StepFrame, StepResult
+from target_service.calibration import Recalibration
 from target_service.engine import Engine, StepOutcome
 from target_service.sequence import SequenceKey
 
@@ -70,13 +71,18 @@ class EngineLoop:
     The event loop never waits for a step: orders go into an inbox, and results are delivered by a callback
     per stream that must return at once.
 
+    Args:
+        engine: used by nobody else from now on.
+        recalibration: done while no sequence is open; a request that comes then waits for one step of it.
+
     Attributes:
         ended: done when the thread has ended, with what ended it if that was not `stop`.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, recalibration: Recalibration | None = None) -> None:
         self.ended: Future[None] = Future()
         self._engine = engine
+        self._recalibration = recalibration
         self._clock = StepClock()
         self._changed = threading.Condition()
         self._inbox: deque[Callable[[], None]] = deque()
@@ -158,9 +164,27 @@ class EngineLoop:
             timeout = self._patience()
             if timeout is not None and timeout <= 0:
                 return True
+            if self._measured_a_step():
+                continue
             with self._changed:
                 if not self._inbox and not self._stopping:
                     self._changed.wait(timeout)
+
+    def _measured_a_step(self) -> bool:
+        """Whether there was nothing else to do, and costs to be measured again."""
+        work = self._recalibration
+        if work is None or self._engine.sequences or not work.wanted:
+            return False
+        try:
+            costs = work.advance()
+        except Exception:
+            log.exception("measuring again failed; the costs stay as they are")
+            self._recalibration = None
+            return False
+        if costs is not None:
+            for deliver in list(self._streams.values()):
+                deliver(StepFrame(0, self._engine.load, costs=costs))
+        return True
 
     def _take_changes(self) -> list[Callable[[], None]] | None:
         with self._changed:
