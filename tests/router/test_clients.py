@@ -99,7 +99,8 @@ async def waiting_for_drafts(model: Path, **settings: Any) -> AsyncIterator[tupl
         scripted_drafts(never) as (service, address),
         Services.started(model, draft_address=address, draft_deadline_seconds=60.0, **settings) as services,
     ):
-        call = services.router.call(request_for(temperature=0, max_tokens=50))
+        request = speculating(request_for(temperature=0, max_tokens=50), 4, NGRAM)
+        call = services.router.call(request)
         async with asyncio.timeout(DEADLINE):
             await service.asked.wait()
         yield services, call, service
@@ -166,7 +167,8 @@ async def test_a_client_that_vanishes_leaves_nothing_behind(model: Path) -> None
 
 async def test_a_router_that_ends_leaves_nothing_behind(model: Path) -> None:
     async with Services.started(model, model) as services:
-        call = services.router.call(request_for(max_tokens=200, ignore_eos=True))
+        request = speculating(request_for(max_tokens=200, ignore_eos=True), 4, MODEL)
+        call = services.router.call(request)
         await call.read()
         await services.router.stop()
         await services.all_is_free()
