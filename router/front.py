@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from contextlib import aclosing
 from dataclasses import replace
@@ -11,14 +12,19 @@ import grpc
 
 from router.parsing import parse_generate_request
 from router.router import Router
+from router.run_time_policy import changed, differences, options_of
 from specdecode.serving import aborting
 from specdecode.v1 import router_service_pb2 as pb
 from specdecode.wire import (
     figures_to_proto,
     generate_request_from_proto,
     piece_to_proto,
+    policy_from_proto,
+    policy_to_proto,
     router_status_to_proto,
 )
+
+logger = logging.getLogger(__name__)
 
 SERVICE_NAME = "specdecode.v1.RouterService"
 
@@ -43,6 +49,8 @@ class RouterFront:
             ),
             "GetStatus": _unary(self.get_status, pb.GetStatusRequest, pb.GetStatusResponse),
             "GetFigures": _unary(self.get_figures, pb.GetFiguresRequest, pb.GetFiguresResponse),
+            "GetPolicy": _unary(self.get_policy, pb.GetPolicyRequest, pb.GetPolicyResponse),
+            "SetPolicy": _unary(self.set_policy, pb.SetPolicyRequest, pb.SetPolicyResponse),
         }
         server.add_registered_method_handlers(SERVICE_NAME, handlers)
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE_NAME, handlers),))
@@ -73,6 +81,20 @@ class RouterFront:
         """What was measured about speculation."""
         async with aborting(context):
             return pb.GetFiguresResponse(figures=map(figures_to_proto, self._router.figures()))
+
+    async def get_policy(self, request: Any, context: Context) -> Any:
+        """The operator's limits that are in force."""
+        async with aborting(context):
+            return pb.GetPolicyResponse(policy=policy_to_proto(options_of(self._router.policy)))
+
+    async def set_policy(self, request: Any, context: Context) -> Any:
+        """Changes limits from the next decision on; who asked for it is logged."""
+        async with aborting(context):
+            before = self._router.policy
+            after = changed(before, policy_from_proto(request.policy))
+            self._router.policy = after
+            logger.info("policy set by %s: %s", context.peer(), differences(before, after) or "no change")
+            return pb.SetPolicyResponse(policy=policy_to_proto(options_of(after)))
 
 
 def _unary(method: Any, request: Any, response: Any) -> grpc.RpcMethodHandler[Any, Any]:

@@ -62,6 +62,11 @@ def _tokens(what: str, high: int) -> Any:
     return _limit(what, f"0 to {high} tokens", int, lambda value: 0 <= value <= high)
 
 
+def _within(what: str, low: float, high: float, unit: str = "") -> Any:
+    allowed = f"{low:g} to {high:g}{unit and ' '}{unit}"
+    return _limit(what, allowed, float, lambda value: low <= value <= high)
+
+
 class LeastAcceptance(NamedTuple):
     """One entry of --min-acceptance; None: of all drafters that have none of their own."""
 
@@ -107,22 +112,11 @@ class PolicyFlags:
         ),
     ] = None
     max_temperature: Annotated[
-        float | None,
-        _limit(
-            "Draft for requests up to this temperature",
-            f"0 to {MAX_TEMPERATURE:g}",
-            float,
-            lambda value: 0 <= value <= MAX_TEMPERATURE,
-        ),
+        float | None, _within("Draft for requests up to this temperature", 0, MAX_TEMPERATURE)
     ] = None
     lease_seconds: Annotated[
         float | None,
-        _limit(
-            "How long a target goes on without asking where drafts may come to pay",
-            f"{LEASE_SECONDS[0]:g} to {LEASE_SECONDS[1]:g} seconds",
-            float,
-            lambda value: LEASE_SECONDS[0] <= value <= LEASE_SECONDS[1],
-        ),
+        _within("How long a target goes on without asking where drafts may pay", *LEASE_SECONDS, "seconds"),
     ] = None
     batch_weight: Annotated[
         float | None,

@@ -13,10 +13,11 @@ from specdecode.figures import Figures, Speedup, speedups
 
 
 def tables(found: Sequence[Figures]) -> Iterator[Table]:
-    """What drafting brought, how drafts fared, what was expected, and why γ was what it was; rows have the
-    numbers of the first table.
+    """What was counted, what it brought, how drafts fared, what was expected, and why γ was what it was; rows
+    have the numbers of the first table.
     """
-    yield _summary_table(found)
+    yield _counts_table(found)
+    yield _speed_table(found)
     if any(entry.num_speculated for entry in found):
         yield _runs_table(found)
     if any(entry.predictions.num_rounds or entry.regret.num_rounds for entry in found):
@@ -28,12 +29,11 @@ def _numbered(found: Sequence[Figures]) -> Iterator[tuple[str, Figures]]:
     return ((str(number), entry) for number, entry in enumerate(found, start=1))
 
 
-def _summary_table(found: Sequence[Figures]) -> Table:
-    """Speedups over rounds without drafts: as observed, and by the formula for the α and c measured."""
-    texts = (("temperature", "right"), ("class", "left"), ("drafter", "left"), ("method", "left"))
-    numbers = ("rounds", "drafted", "accepted", "fallback", "tok/round", "ms/tok", "speedup", "theory", "gap")
-    shown = show.table(("#", "right"), *texts, *((name, "right") for name in (*numbers, "c", "tok/GFLOP")))
-    for (number, entry), fast in zip(_numbered(found), speedups(found), strict=True):
+def _counts_table(found: Sequence[Figures]) -> Table:
+    texts = (("temperature", "left"), ("class", "left"), ("drafter", "left"), ("method", "left"))
+    numbers = ("rounds", "drafted", "accepted", "fallback")
+    shown = show.table(("#", "right"), *texts, *((name, "right") for name in numbers))
+    for number, entry in _numbered(found):
         label = entry.label
         shown.add_row(
             number,
@@ -45,6 +45,17 @@ def _summary_table(found: Sequence[Figures]) -> Table:
             str(entry.num_drafted),
             _share(entry.acceptance),
             _share(entry.fallback_rate),
+        )
+    return shown
+
+
+def _speed_table(found: Sequence[Figures]) -> Table:
+    """Speedups over rounds without drafts: as observed, and by the formula for the α and c measured."""
+    numbers = ("tok/round", "ms/tok", "speedup", "theory", "gap", "c", "tok/GFLOP")
+    shown = show.table(("#", "right"), *((name, "right") for name in numbers))
+    for (number, entry), fast in zip(_numbered(found), speedups(found), strict=True):
+        shown.add_row(
+            number,
             _number(entry.emitted_per_round, 2),
             _number(entry.seconds_per_token, 1, 1000),
             *_speedup_cells(fast),

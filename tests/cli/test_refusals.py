@@ -20,7 +20,19 @@ from specdecode.config import DraftSettings, RouterSettings, TargetSettings
 from tests.cli.running import DEADLINE, PROGRAM, environment
 
 RUNNER = CliRunner()
-COMMANDS = ["up", "generate", "chat", "status", "demo", "models fetch", "models list", "models convert"]
+COMMANDS = [
+    "up",
+    "generate",
+    "chat",
+    "status",
+    "demo",
+    "figures",
+    "policy show",
+    "policy set",
+    "models fetch",
+    "models list",
+    "models convert",
+]
 
 
 def invoke(*args: str, **variables: str) -> Any:
@@ -62,6 +74,11 @@ def help_of(command: str) -> str:
         ("--num-draft-tokens", "33", "0 to 32 tokens"),
         ("--drafter", "oracle", "ngram, model"),
         ("--method", "typical", "greedy, rejection, block, coupled"),
+        ("--min-acceptance", "1.1", "0 to 1"),
+        ("--min-acceptance", "nan", "0 to 1"),
+        ("--tier", "gold", "interactive, batch"),
+        ("--traffic-class", "x" * 65, "up to 64 printable characters"),
+        ("--traffic-class", "a\tb", "up to 64 printable characters"),
         ("--n", "17", "1 to 16 texts"),
         ("--logprobs", "21", "0 to 20 tokens"),
         ("--address", "localhost", "host:port"),
@@ -82,6 +99,34 @@ def test_generate_refuses_a_wrong_value_by_name_and_range(option: str, value: st
         assert f"{value!r} is refused; allowed: {allowed}" in refused.stderr
         assert "Traceback" not in refused.stderr
         assert refused.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "allowed"),
+    [
+        ("--max-draft-tokens", "33", "0 to 32 tokens"),
+        ("--num-draft-tokens", "-1", "0 to 32 tokens"),
+        ("--max-tokens-in-flight", "262145", "0 to 262144 tokens"),
+        ("--min-acceptance", "1.5", "SHARE or DRAFTER=SHARE, shares from 0 to 1"),
+        ("--min-acceptance", "oracle=0.5", "SHARE or DRAFTER=SHARE, shares from 0 to 1"),
+        ("--min-acceptance", "model=", "SHARE or DRAFTER=SHARE, shares from 0 to 1"),
+        ("--max-temperature", "nan", "0 to 2"),
+        ("--lease-seconds", "0", "0.001 to 60 seconds"),
+        ("--batch-weight", "0", "above 0, to 1"),
+    ],
+)
+def test_policy_set_refuses_a_wrong_value_by_name_and_range(option: str, value: str, allowed: str) -> None:
+    refused = invoke("policy", "set", f"{option}={value}")
+    assert refused.exit_code == 2, refused.output
+    assert option in refused.stderr
+    assert f"{value!r} is refused; allowed: {allowed}" in refused.stderr
+    assert allowed in help_of("policy set")
+
+
+def test_policy_set_takes_no_limit_from_a_variable_that_is_meant_for_requests() -> None:
+    refused = invoke("policy", "set", SPECDECODE_NUM_DRAFT_TOKENS="3", SPECDECODE_MIN_ACCEPTANCE="0.5")
+    assert refused.exit_code == 2
+    assert "name at least one limit" in refused.stderr
 
 
 def test_a_system_message_needs_chat() -> None:
@@ -140,7 +185,9 @@ def test_up_refuses_a_port_that_is_in_use() -> None:
     assert f"--router-port: {port} is in use; 0 takes a free port" in refused.stderr
 
 
-@pytest.mark.parametrize("command", ["generate hello", "status", "chat"])
+@pytest.mark.parametrize(
+    "command", ["generate hello", "status", "chat", "figures", "policy show", "policy set --off"]
+)
 def test_without_a_router_the_message_says_how_to_start_one(command: str) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
