@@ -12,7 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from router.policy import DecisionReason
+from router.estimates import temperature_bucket
+from router.reasons import DecisionReason
 from router.regret import Outlook
 from specdecode.figures import FigureLabel, Figures, Predictions, Regret
 from specdecode.types import DrafterKind, Method, Origin, StepResult
@@ -34,15 +35,12 @@ FALLBACKS = frozenset(
 )
 """Reasons of rounds that wanted drafts and got none."""
 
-_BUCKET_ENDS = (0.5, 1.0, 1.5, 2.0)
+_BUCKETS = ("0", "0-0.5", "0.5-0.9", "0.9-1.2", "1.2-2")
 
 
-def temperature_bucket(temperature: float) -> str:
-    """Where a temperature is counted: "0" is greedy, then intervals of 0.5."""
-    if temperature == 0:
-        return "0"
-    end = next((end for end in _BUCKET_ENDS if temperature <= end), _BUCKET_ENDS[-1])
-    return f"{end - 0.5:g}-{end:g}"
+def bucket_name(temperature: float) -> str:
+    """Where a temperature is counted: as estimates bucket it; a bucket's lower end belongs to it."""
+    return _BUCKETS[temperature_bucket(temperature)]
 
 
 @dataclass
@@ -183,7 +181,7 @@ class ChoiceFigures:
     """
 
     def __init__(self, temperature: float, traffic_class: str, method: Method) -> None:
-        self._bucket = temperature_bucket(temperature)
+        self._bucket = bucket_name(temperature)
         self._traffic_class = traffic_class
         self._method = method
         self._tallies: dict[DrafterKind | None, Tally] = {}

@@ -61,7 +61,9 @@ def compare(
     drafted = lengths.sum(axis=1)
     expected = others.emitted + len(due) + _gains(due, lengths, depth)
     tokens = drafted + len(due)
-    seconds = steps.curve(tokens + others.tokens, tokens + others.rows, others.cached_tokens)
+    seconds = steps.curve(
+        tokens + others.tokens, tokens + others.rows, others.cached_tokens, others.sequences + len(due)
+    )
     waited = _draft_seconds(due, drafts, lengths, depth) + round_trip_seconds * (drafted > 0)
     seconds = seconds + idle_share * waited
     lost = expected / seconds * seconds[-1] - expected[-1]

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
 from router.figures import ChoiceFigures
-from router.policy import DecisionReason
+from router.reasons import DecisionReason
 from router.regret import Outlook
 from router.text import TextStream, Tokenizer
 from router.validation import ResolvedRequest

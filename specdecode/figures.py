@@ -47,7 +47,7 @@ class Regret:
     """How the γ that were decided compare to always the same one, by what was estimated before each round.
 
     Attributes:
-        num_rounds: rounds that were compared (a sample of them).
+        num_rounds: rounds that were compared: those whose γ the router chose.
         expected: emitted tokens expected at the γ decided; the sum.
         lost: by fixed γ = 0, 1, …: tokens that it would have been expected to emit more in the same time; the
             sum, negative where the decision was better.

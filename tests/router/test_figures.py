@@ -16,9 +16,9 @@ from router.figures import (
     ChoiceFigures,
     FigureBook,
     Tally,
-    temperature_bucket,
+    bucket_name,
 )
-from router.policy import DecisionReason
+from router.reasons import DecisionReason
 from router.regret import Outlook
 from router.request import Round
 from specdecode import wire
@@ -234,10 +234,18 @@ def test_memory_is_bounded_whatever_traffic_classes_come() -> None:
 
 @pytest.mark.parametrize(
     ("temperature", "bucket"),
-    [(0.0, "0"), (1e-5, "0-0.5"), (0.5, "0-0.5"), (0.51, "0.5-1"), (1.0, "0.5-1"), (2.0, "1.5-2")],
+    [
+        (0.0, "0"),
+        (1e-5, "0-0.5"),
+        (0.49, "0-0.5"),
+        (0.5, "0.5-0.9"),
+        (1.0, "0.9-1.2"),
+        (1.2, "1.2-2"),
+        (2.0, "1.2-2"),
+    ],
 )
 def test_temperatures_fall_into_buckets(temperature: float, bucket: str) -> None:
-    assert temperature_bucket(temperature) == bucket
+    assert bucket_name(temperature) == bucket
 
 
 # Through real services

@@ -73,8 +73,8 @@ def test_the_joint_choice_has_no_regret_against_any_fixed_length(
     idle_share: float,
     round_trip: float,
 ) -> None:
-    steps = StepCosts(base_seconds=1.0, token_seconds=per_token)
-    others = OtherLoad(num_others, num_others, float(num_others))
+    steps = StepCosts(base_seconds=1.0, token_seconds=per_token, sequence_seconds=0.05)
+    others = OtherLoad(num_others, num_others, float(num_others), 0, num_others)
     due = [DueCandidates((Candidate(drafter, row),) if row else ()) for drafter, row in rows]
     choice = choose(due, PER_PASS, steps, others, idle_share=idle_share, round_trip_seconds=round_trip)
     prospects = [
