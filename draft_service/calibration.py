@@ -17,7 +17,7 @@ from specdecode.config import CalibrationMode
 from specdecode.cost_tables import Calibration, DraftCosts, DraftSample
 from specdecode.errors import InvalidArgumentError
 from specdecode.lm.pretended import PretendedKV
-from specdecode.measuring import InterleavedMedians, run_logged
+from specdecode.measuring import InterleavedMedians, Runner, run_logged
 from specdecode.types import DrafterKind, Method, OpenDraft, Propose, SamplingParams
 
 logger = logging.getLogger(__name__)
@@ -246,15 +246,37 @@ def budgets(found: Sequence[Bench], seconds: float) -> list[float]:
     return [seconds * _LOOKUP_SHARE if bench.single_pass else rest for bench in found]
 
 
-def measure(
-    drafters: Mapping[DrafterKind, Drafter], max_sequences: int, key: Key, seconds: float
+def calibration_of(
+    drafters: Mapping[DrafterKind, Drafter],
+    max_sequences: int,
+    seconds: float,
+    refresh: bool,
+    run: Runner = run_logged,
 ) -> Calibration:
-    """Measures one drafter after the other, with lines in the log; no sequence may be open."""
+    """The drafters' costs as they are kept, or measured now, one drafter after the other.
+
+    Args:
+        drafters: without sequences.
+        max_sequences: open at once.
+        seconds: budget of measuring.
+        refresh: measure in any case.
+        run: shows how far it is.
+
+    Raises:
+        InvalidArgumentError: no budget, or nothing that could be measured.
+    """
+    key = draft_key(drafters)
+    return kept_or_measured(key, lambda: _measure(drafters, max_sequences, key, seconds, run), refresh)
+
+
+def _measure(
+    drafters: Mapping[DrafterKind, Drafter], max_sequences: int, key: Key, seconds: float, run: Runner
+) -> Calibration:
     found = benches(drafters, max_sequences)
     costs: dict[str, DraftCosts] = {}
     for bench, budget in zip(found, budgets(found, seconds), strict=True):
         work = DraftMeasurement(bench, budget)
-        run_logged(work, f"measuring how long drafting by {bench.kind.value} takes (up to {budget:.2g} s)")
+        run(work, f"measuring how long drafting by {bench.kind.value} takes (up to {budget:.2g} s)")
         costs[bench.kind.value] = measured = work.costs()
         logger.info(
             "drafting by %s: 4 tokens for 1 sequence take %.2f ms, for 16 %.2f ms; typical error %.0f %%",
@@ -270,11 +292,8 @@ def calibrate(
     """What the drafters cost: as kept, or measured now; nothing where that is off or impossible."""
     if mode == "off":
         return {}
-    key = draft_key(drafters)
     try:
-        found = kept_or_measured(
-            key, lambda: measure(drafters, max_sequences, key, seconds), refresh=mode == "refresh"
-        )
+        found = calibration_of(drafters, max_sequences, seconds, refresh=mode == "refresh")
     except InvalidArgumentError as error:
         logger.warning("drafting can't be measured, costs stay unknown: %s", error.message)
         return {}

@@ -128,6 +128,10 @@ class InterleavedMedians(Generic[P]):
         self._coming = [point for point in self._coming if point not in gone]
 
 
+Runner = Callable[[Work, str], None]
+"""Does all of some work, and shows how far it is under a name."""
+
+
 def run_logged(work: Work, what: str) -> None:
     """Does all of it, with a line in the log now and then."""
     told = 0.0

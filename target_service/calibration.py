@@ -21,7 +21,7 @@ from specdecode.cost_tables import Calibration, StepCosts, StepSample
 from specdecode.errors import InvalidArgumentError
 from specdecode.lm.pretended import PretendedKV
 from specdecode.lm.runner import PagedLM
-from specdecode.measuring import InterleavedMedians, run_logged
+from specdecode.measuring import InterleavedMedians, Runner, run_logged
 from specdecode.types import (
     MAX_DRAFT_TOKENS,
     DecodeFrame,
@@ -202,10 +202,25 @@ def target_key(engine: Engine) -> Key:
     )
 
 
-def measure(engine: Engine, key: Key, seconds: float) -> Calibration:
-    """Measures, with lines in the log; no sequence may be open."""
+def calibration_of(engine: Engine, seconds: float, refresh: bool, run: Runner = run_logged) -> Calibration:
+    """The engine's costs as they are kept for it, or measured now, while no sequence is open.
+
+    Args:
+        engine: stays as it is.
+        seconds: budget of measuring.
+        refresh: measure in any case.
+        run: shows how far it is.
+
+    Raises:
+        InvalidArgumentError: no budget, or nothing that could be measured.
+    """
+    key = target_key(engine)
+    return kept_or_measured(key, lambda: _measure(engine, key, seconds, run), refresh)
+
+
+def _measure(engine: Engine, key: Key, seconds: float, run: Runner) -> Calibration:
     work = StepMeasurement(engine.lm, engine.limits, seconds)
-    run_logged(work, f"measuring how long steps of {engine.lm.model.name} take (up to {seconds:g} s)")
+    run(work, f"measuring how long steps of {engine.lm.model.name} take (up to {seconds:g} s)")
     costs = work.costs()
     logger.info(
         "a step takes %.1f ms and %.3f ms a token: as much at %.0f tokens in flight; typical error %.0f %%",
@@ -220,9 +235,8 @@ def calibrate(engine: Engine, mode: CalibrationMode, seconds: float) -> None:
     """
     if mode == "off":
         return
-    key = target_key(engine)
     try:
-        found = kept_or_measured(key, lambda: measure(engine, key, seconds), refresh=mode == "refresh")
+        found = calibration_of(engine, seconds, refresh=mode == "refresh")
     except InvalidArgumentError as error:
         logger.warning("steps can't be measured, costs stay unknown: %s", error.message)
         return

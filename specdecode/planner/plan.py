@@ -90,7 +90,7 @@ class FixedDraftCost:
 
     def drafts(self, batch: int, context: int) -> DraftCosts:
         """c of the plain step of this batch."""
-        plain = self.system.steps(batch, context, 1).step(batch, None, batch * context)
+        plain = self.system.steps(batch, context, 1).step(batch, None, batch * context, batch)
         return DraftCosts(pass_seconds=self.draft_cost * plain)
 
     def parts(self, tokens: int, batch: int, context: int) -> StepParts:
@@ -189,7 +189,7 @@ def plan_row(system: System, question: Question, batch: int, context: int) -> Ro
 def fixed_speed(system: System, question: Question, count: int, context: int, length: int) -> Speed:
     """The same γ for all of `count` sequences."""
     step = system.steps(count, context, len(question.survivals))
-    seconds = step.step(count * (length + 1), None, count * context)
+    seconds = step.step(count * (length + 1), None, count * context, count)
     drafting = system.drafts(count, context).round([length] * count, [context] * count)
     emitted = count * (1 + sum(question.survivals[:length]))
     return Speed(length, count, emitted, seconds + question.idle_share * drafting)
