@@ -147,7 +147,7 @@ def adopt_model(
     if kernels is not None:
         fuse(module, kernels, {index: layer.call for index, layer in enumerate(probed)})
     if can_pack(model.dtype, model.device):
-        pack_linears(module)
+        pack_linears(module, kernels)
     model = replace(model, kernels=kernels)
     check_paged_equals_plain(model, plain)
     return model

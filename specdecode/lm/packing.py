@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from specdecode.lm.cpu.kernels import Kernels, can_tile, tiled
+
 
 class PackedLinear(nn.Module):
     """A linear layer whose weight has oneDNN's blocked layout: 0.65–0.8 of the time of `F.linear` in
     bfloat16.
-
-    In float32 the layout gains nothing, so only bfloat16 is packed; float32 stays the exact reference.
     """
 
     def __init__(self, linear: nn.Linear) -> None:
@@ -27,8 +27,27 @@ class PackedLinear(nn.Module):
         return outputs[..., :1, :] if single else outputs
 
 
+class TiledLinear(nn.Module):
+    """A linear layer in the layout of our own kernel, on tile registers: 0.65 of the time of `PackedLinear` up
+    to 16 rows, 0.7 at 64, 0.8 at 128.
+    """
+
+    def __init__(self, linear: nn.Linear, kernels: Kernels) -> None:
+        super().__init__()
+        self.bias = linear.bias
+        self._out_features = linear.out_features
+        self._tiles = tiled(linear.weight.detach())
+        self._kernels = kernels
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """[..., in_features] → [..., out_features]."""
+        rows = inputs.reshape(-1, inputs.shape[-1]).contiguous()
+        outputs = self._kernels.linear(rows, self._tiles, self.bias, self._out_features)
+        return outputs.view(*inputs.shape[:-1], self._out_features)
+
+
 def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether packing is possible and worth it."""
+    """Whether packing is possible and worth it; in float32 no layout gains anything."""
     return (
         device.type == "cpu"
         and dtype == torch.bfloat16
@@ -36,10 +55,19 @@ def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
     )
 
 
-def pack_linears(module: nn.Module) -> None:
+def packed(linear: nn.Linear, kernels: Kernels | None) -> nn.Module:
+    """The same linear layer in the fastest layout there is; its own weight is no longer needed."""
+    if not can_pack(linear.weight.dtype, linear.weight.device):
+        return linear
+    if kernels is not None and kernels.has_linear and can_tile(linear.weight):
+        return TiledLinear(linear, kernels)
+    return PackedLinear(linear)
+
+
+def pack_linears(module: nn.Module, kernels: Kernels | None) -> None:
     """Replaces every linear layer below `module`; weights that nothing else uses are freed."""
     for name, child in list(module.named_children()):
         if type(child) is nn.Linear:
-            setattr(module, name, PackedLinear(child))
+            setattr(module, name, packed(child, kernels))
         else:
-            pack_linears(child)
+            pack_linears(child, kernels)

@@ -14,7 +14,7 @@ from torch import Tensor
 from specdecode.lm.attention import LONGEST_WINDOW, AttentionPlan, LayerShape, PagedKV, Span
 from specdecode.lm.cpu import Kernels, build, load_kernels
 from specdecode.lm.cpu.fused import FusedAttention, FusedGatedMLP, FusedRMSNorm
-from specdecode.lm.cpu.kernels import MAX_BLOCK_SIZE, MAX_DIM
+from specdecode.lm.cpu.kernels import MAX_BLOCK_SIZE, MAX_DIM, tiled
 from specdecode.lm.model import adopt_model
 from specdecode.lm.runner import Chunk, PagedLM
 from tests.lm.tiny import CONFIGS, plain_logits, plain_model, random_prompt
@@ -156,6 +156,35 @@ def test_best_tokens_takes_the_lowest_of_equals_and_names_rows_that_are_not_fini
     assert best[5] == logits[5].max(0).indices
     nothing = torch.full((1, 10), torch.nan, dtype=kernels.dtype)
     assert not kernels.best_tokens(nothing)[1].any()
+
+
+@pytest.mark.parametrize("rows", [1, 2, 15, 16, 17, 31, 32, 33, 48, 70])
+@pytest.mark.parametrize(("out_features", "in_features"), [(8, 32), (16, 64), (47, 96), (200, 576)])
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_linear_on_tiles(rows: int, out_features: int, in_features: int, has_bias: bool) -> None:
+    kernels = load_kernels(torch.bfloat16)
+    assert kernels is not None
+    if not kernels.has_linear:
+        pytest.skip("this processor has no tiles")
+    x = noise(rows, in_features, dtype=torch.bfloat16)
+    weight = noise(out_features, in_features, seed=1, dtype=torch.bfloat16)
+    bias = noise(out_features, seed=2, dtype=torch.bfloat16) if has_bias else None
+    expected = torch.nn.functional.linear(
+        x.double(), weight.double(), None if bias is None else bias.double()
+    )
+    actual = kernels.linear(x, tiled(weight), bias, out_features)
+    torch.testing.assert_close(actual.double(), expected, atol=0.02, rtol=2**-7)
+
+
+def test_a_row_on_tiles_is_the_same_to_the_bit_whatever_is_beside_it() -> None:
+    kernels = load_kernels(torch.bfloat16)
+    assert kernels is not None
+    if not kernels.has_linear:
+        pytest.skip("this processor has no tiles")
+    x, weight = noise(70, 96, dtype=torch.bfloat16), noise(50, 96, seed=1, dtype=torch.bfloat16)
+    together = kernels.linear(x, tiled(weight), None, 50)
+    for row in range(70):
+        assert torch.equal(kernels.linear(x[row : row + 1], tiled(weight), None, 50)[0], together[row])
 
 
 @pytest.mark.parametrize("name", CONFIGS)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from specdecode.lm.attention import PLAN_KEYWORD
 from specdecode.lm.cpu.kernels import MAX_DIM, Kernels
-from specdecode.lm.packing import PackedLinear, can_pack
+from specdecode.lm.packing import packed
 
 # Rotation by halves over the whole head, no norms of queries and keys, no sinks.
 _ATTENTIONS = frozenset({"LlamaAttention", "MistralAttention", "Qwen2Attention"})
@@ -59,7 +59,7 @@ def _fused(module: nn.Module, kernels: Kernels, calls: Mapping[int, AttentionCal
     return None
 
 
-def joined_linear(linears: Sequence[nn.Linear]) -> nn.Module:
+def joined_linear(linears: Sequence[nn.Linear], kernels: Kernels) -> nn.Module:
     """One product instead of several of the same input; outputs one after another."""
     weight = torch.cat([linear.weight.detach() for linear in linears])
     biases = [linear.bias for linear in linears]
@@ -67,7 +67,7 @@ def joined_linear(linears: Sequence[nn.Linear]) -> nn.Module:
     joined = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
     joined.weight = nn.Parameter(weight, requires_grad=False)
     joined.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
-    return PackedLinear(joined) if can_pack(weight.dtype, weight.device) else joined
+    return packed(joined, kernels)
 
 
 class FusedRMSNorm(nn.Module):
@@ -89,8 +89,8 @@ class FusedGatedMLP(nn.Module):
 
     def __init__(self, mlp: Any, kernels: Kernels) -> None:
         super().__init__()
-        self._gate_up = joined_linear([mlp.gate_proj, mlp.up_proj])
-        self._down = joined_linear([mlp.down_proj])
+        self._gate_up = joined_linear([mlp.gate_proj, mlp.up_proj], kernels)
+        self._down = joined_linear([mlp.down_proj], kernels)
         self._kernels = kernels
 
     def forward(self, x: Tensor) -> Tensor:
@@ -108,8 +108,8 @@ class FusedAttention(nn.Module):
         self.layer_idx = int(attention.layer_idx)
         self._call = call
         self._heads = attention.q_proj.out_features // attention.head_dim
-        self._qkv = joined_linear([attention.q_proj, attention.k_proj, attention.v_proj])
-        self._output = joined_linear([attention.o_proj])
+        self._qkv = joined_linear([attention.q_proj, attention.k_proj, attention.v_proj], kernels)
+        self._output = joined_linear([attention.o_proj], kernels)
         self._kernels = kernels
 
     def forward(

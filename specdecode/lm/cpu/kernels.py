@@ -25,7 +25,11 @@ _ARGUMENTS = {
     "rotate_and_store": (*[_POINTER] * 7, _LONG, *[_INT] * 4),
     "attend": (*[_POINTER] * 5, _LONG, _POINTER, *[_INT] * 4, _FLOAT, _FLOAT, _INT),
     "best_tokens": (_POINTER, *[_LONG] * 3, *[_POINTER] * 2),
+    "linear": (*[_POINTER] * 4, *[_LONG] * 3),
 }
+# Calls of milliseconds let other threads run; the rest is over sooner than the interpreter's lock is back.
+_LONG_CALLS = frozenset({"attend", "linear"})
+_TILE_OUTPUTS, _TILE_INPUTS = 16, 32
 
 
 class Kernels:
@@ -38,15 +42,19 @@ class Kernels:
 
     def __init__(self, library: Path, dtype: torch.dtype) -> None:
         self.dtype = dtype
-        # PyDLL keeps the interpreter's lock: the calls are short, and giving it away costs more than they do.
-        loaded = ctypes.PyDLL(str(library))
+        releasing, keeping = ctypes.CDLL(str(library)), ctypes.PyDLL(str(library))
         found = {}
         for name, arguments in _ARGUMENTS.items():
-            found[name] = getattr(loaded, f"{name}_{_SUFFIXES[dtype]}")
-            found[name].argtypes, found[name].restype = arguments, None
+            if name != "linear" or dtype == torch.bfloat16:
+                loaded = releasing if name in _LONG_CALLS else keeping
+                found[name] = getattr(loaded, f"{name}_{_SUFFIXES[dtype]}")
+                found[name].argtypes, found[name].restype = arguments, None
         self._rms_norm, self._silu_product = found["rms_norm"], found["silu_product"]
         self._rotate_and_store, self._attend = found["rotate_and_store"], found["attend"]
         self._best_tokens = found["best_tokens"]
+        self._linear = found.get("linear")
+        self.has_linear = self._linear is not None and bool(keeping.has_linear())
+        """Whether this processor multiplies tiles."""
 
     def rms_norm(
         self,
@@ -120,6 +128,38 @@ class Kernels:
         finite = torch.empty(rows, dtype=torch.bool)
         self._best_tokens(logits.data_ptr(), rows, logits.stride(0), size, best.data_ptr(), finite.data_ptr())
         return best, finite
+
+    def linear(
+        self,
+        x: Tensor,  # [n, in_features], contiguous
+        tiles: Tensor,  # from `tiled`
+        bias: Tensor | None,  # [out_features]
+        out_features: int,
+    ) -> Tensor:
+        """x · weightᵀ + bias: [n, out_features]; only where `has_linear`."""
+        assert self._linear is not None
+        rows, in_features = x.shape
+        y = x.new_empty(rows, out_features)
+        self._linear(
+            *(x.data_ptr(), tiles.data_ptr(), None if bias is None else bias.data_ptr(), y.data_ptr()),
+            *(rows, in_features, out_features),
+        )
+        return y
+
+
+def tiled(
+    weight: Tensor,  # [out_features, in_features], in_features a multiple of 32
+) -> Tensor:
+    """The weight as `Kernels.linear` reads it: [out / 16, in / 32, 16 pairs of inputs, 16 outputs, 2]."""
+    out_features, in_features = weight.shape
+    padded = torch.nn.functional.pad(weight, (0, 0, 0, -out_features % _TILE_OUTPUTS))
+    shape = (-1, _TILE_OUTPUTS, in_features // _TILE_INPUTS, _TILE_INPUTS // 2, 2)
+    return padded.view(shape).permute(0, 2, 3, 1, 4).contiguous()
+
+
+def can_tile(weight: Tensor) -> bool:  # [out_features, in_features]
+    """Whether `tiled` takes the weight."""
+    return weight.shape[1] % _TILE_INPUTS == 0
 
 
 @cache
