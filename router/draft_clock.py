@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
 from specdecode.cost_tables import DraftCosts
 from specdecode.types import DrafterKind
@@ -38,6 +37,7 @@ class DraftClock:
     def __init__(self) -> None:
         self.round_trip_seconds = 0.0
         self._ratios: dict[DrafterKind, float] = {}
+        self._scaled: dict[DrafterKind, tuple[DraftCosts, float, DraftCosts]] = {}
 
     def answered(self, drafter: DrafterKind, timings: Sequence[Timing], costs: DraftCosts | None) -> None:
         """Takes asks that were answered together."""
@@ -54,13 +54,16 @@ class DraftClock:
 
     def corrected(self, costs: Mapping[DrafterKind, DraftCosts]) -> dict[DrafterKind, DraftCosts]:
         """Costs as drafting takes now."""
-        return {
-            drafter: _scaled(entry, round(self._ratios.get(drafter, 1.0), 2))
-            for drafter, entry in costs.items()
-        }
+        return {drafter: self._corrected(drafter, entry) for drafter, entry in costs.items()}
+
+    def _corrected(self, drafter: DrafterKind, costs: DraftCosts) -> DraftCosts:
+        ratio = round(self._ratios.get(drafter, 1.0), 2)
+        kept = self._scaled.get(drafter)
+        if kept is None or kept[0] is not costs or kept[1] != ratio:
+            kept = self._scaled[drafter] = costs, ratio, _scaled(costs, ratio)
+        return kept[2]
 
 
-@lru_cache(maxsize=256)
 def _scaled(costs: DraftCosts, ratio: float) -> DraftCosts:
     return replace(
         costs,
@@ -69,4 +72,5 @@ def _scaled(costs: DraftCosts, ratio: float) -> DraftCosts:
         sequence_seconds=costs.sequence_seconds * ratio,
         token_seconds=costs.token_seconds * ratio,
         cached_token_seconds=costs.cached_token_seconds * ratio,
+        samples=(),
     )

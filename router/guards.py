@@ -7,81 +7,23 @@ every request; the rolling acceptance binds those that leave γ to the router, o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
+from router.decisions import DueSequence, Offer
 from router.policy_settings import PolicySettings
 from router.reasons import DecisionReason, DrafterState
-from specdecode.requests import SpeculationMode, Tier
+from specdecode.requests import SpeculationMode
 from specdecode.types import DrafterKind
 
 
-@dataclass(frozen=True)
-class Offer:
-    """What a decision knows of one drafter for one sequence.
-
-    Attributes:
-        state: whether it can be asked.
-        room: tokens that still fit into its context, None for a drafter without one.
-        survivals: s_i as estimated, never rising; as deep as γ may be.
-        acceptance: accepted / (accepted + rejected) of the last tested drafts, None if too few were.
-        last_length: γ that it was decided to draft last time; 0: none.
-        probe_due: whether it may be tried again though it does not seem to pay.
-        is_open: whether it knows the sequence already.
-    """
-
-    drafter: DrafterKind
-    state: DrafterState = DrafterState.READY
-    room: int | None = None
-    survivals: tuple[float, ...] = ()
-    acceptance: float | None = None
-    last_length: int = 0
-    probe_due: bool = False
-    is_open: bool = True
-
-
-@dataclass(frozen=True)
-class DueSequence:
-    """What a decision knows of one sequence.
-
-    Attributes:
-        offers: drafters that may draft for it, the preferred first.
-        num_draft_tokens: the request's cap on γ, None if it names none.
-        num_remaining: tokens up to max_tokens.
-        num_tokens: committed.
-        min_acceptance: the request's, None if it names none.
-        opening: the replica has not run this sequence yet.
-        lease_left: tokens it may still emit without an order; 0 unless the lease could be renewed now.
-        drafts_reachable: whether the draft service, if one is configured, can be reached.
-    """
-
-    offers: tuple[Offer, ...]
-    num_remaining: int
-    mode: SpeculationMode = SpeculationMode.AUTO
-    tier: Tier = Tier.INTERACTIVE
-    num_draft_tokens: int | None = None
-    num_tokens: int = 0
-    temperature: float = 1.0
-    min_acceptance: float | None = None
-    opening: bool = False
-    lease_left: int = 0
-    drafts_reachable: bool = True
-
-    @property
-    def is_forced(self) -> bool:
-        """Whether it gets its cap whatever that costs; tier batch never costs others anything."""
-        return self.mode is SpeculationMode.ON and self.tier is Tier.INTERACTIVE
-
-
-@dataclass(frozen=True)
-class Opening:
+class Opening(NamedTuple):
     """A drafter that nothing forbids, and the γ that it may reach; at least 1."""
 
     offer: Offer
     limit: int
 
 
-@dataclass(frozen=True)
-class Guarded:
+class Guarded(NamedTuple):
     """What guards leave of a sequence.
 
     Attributes:
@@ -97,10 +39,11 @@ class Guarded:
 
 def guard(sequence: DueSequence, policy: PolicySettings, cheap: frozenset[DrafterKind]) -> Guarded:
     """What may be drafted for a sequence. `cheap`: drafters that cost next to nothing of a step."""
-    reason = _guard_sequence(sequence, policy)
+    cap = cap_of(sequence, policy)
+    reason = _guard_sequence(sequence, policy, cap)
     if reason is not None:
         return Guarded(reason=reason)
-    limit = min(cap_of(sequence, policy), sequence.num_remaining - 1)
+    limit = min(cap, sequence.num_remaining - 1)
     allowed, resting, reasons = [], [], []
     for offer in sequence.offers:
         reason = _guard_offer(offer)
@@ -123,12 +66,12 @@ def cap_of(sequence: DueSequence, policy: PolicySettings) -> int:
     return min(policy.max_draft_tokens, policy.num_draft_tokens if asked is None else asked)
 
 
-def _guard_sequence(sequence: DueSequence, policy: PolicySettings) -> DecisionReason | None:
+def _guard_sequence(sequence: DueSequence, policy: PolicySettings, cap: int) -> DecisionReason | None:
     if sequence.mode is SpeculationMode.OFF:
         return DecisionReason.REQUEST_OFF
     if sequence.num_draft_tokens == 0:
         return DecisionReason.CAPPED
-    if not policy.enabled or cap_of(sequence, policy) == 0:
+    if not policy.enabled or cap == 0:
         return DecisionReason.CAP_DRAFT_TOKENS
     if sequence.temperature > policy.max_temperature:
         return DecisionReason.TEMPERATURE

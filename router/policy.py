@@ -11,18 +11,18 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 
-import numpy as np
-
-from router.guards import DueSequence, Guarded, Offer, Opening, free_slots, guard, take_slots
+from router.decisions import Decision, DueSequence, Offer, Plan, ReplicaView
+from router.guards import Guarded, Opening, free_slots, guard, take_slots
 from router.policy_settings import PolicySettings
 from router.reasons import DecisionReason, DrafterState
-from specdecode.cost import Candidate, Choice, DraftCosts, DueCandidates, OtherLoad, StepCosts, choose
+from router.regret import Outlook, Prospect, compare
+from specdecode.cost import Candidate, Choice, DueCandidates, OtherLoad, StepCosts, choose
 from specdecode.requests import Tier
-from specdecode.types import DrafterKind, LoadSnapshot
+from specdecode.types import DrafterKind
 
 __all__ = [
     "Decision",
@@ -34,6 +34,7 @@ __all__ = [
     "PolicySettings",
     "ReplicaView",
     "decide",
+    "scaled_steps",
 ]
 
 IMPATIENT_LEASE_TOKENS = 4
@@ -55,60 +56,6 @@ _LASTING = frozenset(
 _PROBED = frozenset({DecisionReason.COST, DecisionReason.TIER_BATCH, DecisionReason.ACCEPTANCE})
 
 
-@dataclass(frozen=True)
-class ReplicaView:
-    """What a decision knows of the replica and of the drafters.
-
-    Attributes:
-        load: the replica's, at the end of its last step.
-        steps: calibrated costs of its steps, None while there are none; `load.cost_ratio` corrects them.
-        drafts: costs of each drafter that was measured.
-        round_trip_seconds: of asking the drafts, beyond what drafting takes.
-        block_size: tokens of a KV block, 0 if unknown.
-        ordered_tokens: in flight by this router's own orders that still run.
-        ordered_emitted: expected of those.
-        probe_seconds: that may be spent on probes now.
-    """
-
-    load: LoadSnapshot = field(default_factory=LoadSnapshot)
-    policy: PolicySettings = field(default_factory=PolicySettings)
-    steps: StepCosts | None = None
-    drafts: Mapping[DrafterKind, DraftCosts] = field(default_factory=dict)
-    round_trip_seconds: float = 0.0
-    block_size: int = 0
-    ordered_tokens: int = 0
-    ordered_emitted: float = 0.0
-    probe_seconds: float = 0.0
-
-
-@dataclass(frozen=True)
-class Decision:
-    """What a sequence gets: γ > 0 drafts are asked of `drafter`, else a lease is given; neither: it goes on.
-
-    Attributes:
-        drafter: who drafts, in this round or, where γ is 0, soon.
-        predicted_emitted: E(γ).
-        predicted_seconds: of the round; 0 where costs are not known.
-        price: λ, what one more token in flight would cost the replica.
-    """
-
-    num_draft_tokens: int
-    drafter: DrafterKind | None
-    reason: DecisionReason
-    num_lease_tokens: int = 0
-    predicted_emitted: float = field(default=1.0, compare=False)
-    predicted_seconds: float = field(default=0.0, compare=False)
-    price: float = field(default=0.0, compare=False)
-
-
-@dataclass(frozen=True)
-class Plan:
-    """One decision for each due sequence, in order, and what the probes among them cost."""
-
-    decisions: list[Decision]
-    probe_seconds: float = 0.0
-
-
 @dataclass
 class _Draft:
     """What is settled of one sequence: γ = 0 until somebody drafts."""
@@ -117,6 +64,7 @@ class _Draft:
     reason: DecisionReason
     length: int = 0
     offer: Offer | None = None
+    is_chosen: bool = False
 
 
 def decide(due: Sequence[DueSequence], view: ReplicaView) -> Plan:
@@ -136,9 +84,11 @@ class _Deciding:
         self._due = due
         self._view = view
         self._policy = view.policy
+        self._steps = view.steps
         self._load = view.load
         self._idle_share = min(max(view.load.idle_share, 0.0), 1.0)
         self._choice: Choice[DrafterKind] | None = None
+        self._outlook: Outlook | None = None
         self._probe_seconds = 0.0
         self._drafts: list[_Draft] = []
         self._slots: int | None = None
@@ -160,12 +110,6 @@ class _Deciding:
     # What the step costs
 
     @cached_property
-    def _steps(self) -> StepCosts | None:
-        if self._view.steps is None:
-            return None
-        return _scaled_steps(self._view.steps, round(self._load.cost_ratio, 2) or 1.0)
-
-    @cached_property
     def _others(self) -> OtherLoad:
         """What the next step carries besides the due sequences, of which some may be leased still."""
         leased = sum(sequence.lease_left > 0 for sequence in self._due)
@@ -176,6 +120,7 @@ class _Deciding:
             rows=rows,
             emitted=emitted,
             cached_tokens=self._load.num_cached_tokens or sum(s.num_tokens for s in self._due),
+            sequences=max(self._load.num_running - len(self._due), 0),
         )
 
     def _cheap_drafters(self) -> frozenset[DrafterKind]:
@@ -218,11 +163,12 @@ class _Deciding:
                     chosen.append((draft, DueCandidates(candidates, weight, sequence.num_tokens)))
         if not chosen or self._steps is None:
             return
+        others = self._others_and_plain(len(chosen))
         choice = self._choice = choose(
             [candidates for _, candidates in chosen],
             self._view.drafts,
             self._steps,
-            self._others_and_plain(len(chosen)),
+            others,
             idle_share=self._idle_share,
             round_trip_seconds=self._view.round_trip_seconds,
             max_slots=self._slots,
@@ -230,16 +176,26 @@ class _Deciding:
         is_full = self._slots is not None and sum(choice.num_draft_tokens) >= self._slots
         picked = zip(chosen, choice.num_draft_tokens, choice.drafters, strict=True)
         for (draft, due), length, drafter in picked:
-            draft.length = length
+            draft.length, draft.is_chosen = length, True
             draft.offer = next((o.offer for o in draft.guarded.allowed if o.offer.drafter is drafter), None)
             draft.reason = self._reason(due, choice, is_full) if not length else DecisionReason.SPECULATING
+        if not self._view.looks:
+            return
+        self._outlook = compare(
+            [_prospect(due, draft) for draft, due in chosen],
+            self._view.drafts,
+            self._steps,
+            others,
+            idle_share=self._idle_share,
+            round_trip_seconds=self._view.round_trip_seconds,
+        )
 
     def _candidates(self, allowed: Sequence[Opening]) -> tuple[Candidate[DrafterKind], ...]:
-        known = [opening for opening in allowed if opening.offer.drafter in self._view.drafts]
+        drafts, hysteresis = self._view.drafts, self._policy.hysteresis
         return tuple(
-            Candidate(opening.offer.drafter, _sticky(opening, self._policy.hysteresis))
-            for opening in known
-            if opening.offer.survivals
+            Candidate(opening.offer.drafter, _sticky(opening, hysteresis))
+            for opening in allowed
+            if opening.offer.drafter in drafts and opening.offer.survivals
         )
 
     def _weight(self, sequence: DueSequence) -> float:
@@ -255,6 +211,7 @@ class _Deciding:
             others,
             tokens=others.tokens + settled + drafted,
             rows=others.rows + settled + drafted,
+            sequences=others.sequences + settled,
             emitted=others.emitted + settled + gain,
         )
 
@@ -334,19 +291,26 @@ class _Deciding:
     def _decision(self, sequence: DueSequence, draft: _Draft) -> Decision:
         if draft.length == 0 or draft.offer is None:
             lease = min(self._lease_tokens(draft.reason), sequence.num_remaining)
-            return self._told(Decision(0, None, draft.reason, lease), draft)
+            return self._told(draft, 0, None, draft.reason, lease)
+        drafter = draft.offer.drafter
         if sequence.opening:
-            return self._told(Decision(0, draft.offer.drafter, DecisionReason.FIRST_TOKEN, 1), draft)
+            return self._told(draft, 0, drafter, DecisionReason.FIRST_TOKEN, 1)
         if sequence.lease_left:
-            return Decision(0, draft.offer.drafter, DecisionReason.LEASE)
-        return self._told(Decision(draft.length, draft.offer.drafter, draft.reason), draft)
+            return Decision(0, drafter, DecisionReason.LEASE)
+        return self._told(draft, draft.length, drafter, draft.reason)
 
-    def _told(self, decision: Decision, draft: _Draft) -> Decision:
-        """With what is expected of it."""
-        gain = _gain(draft) if decision.num_draft_tokens else 0.0
-        return replace(
-            decision, predicted_emitted=1 + gain, predicted_seconds=self._seconds, price=self._price
-        )
+    def _told(
+        self,
+        draft: _Draft,
+        length: int,
+        drafter: DrafterKind | None,
+        reason: DecisionReason,
+        lease: int = 0,
+    ) -> Decision:
+        """A decision with what is expected of it."""
+        emitted = 1 + _gain(draft) if length else 1.0
+        outlook = self._outlook if draft.is_chosen and reason is draft.reason else None
+        return Decision(length, drafter, reason, lease, emitted, self._seconds, self._price, outlook)
 
     @cached_property
     def _seconds(self) -> float:
@@ -369,6 +333,31 @@ class _Deciding:
         if step_seconds <= 0:
             return longest
         return max(min(int(self._policy.lease_seconds / step_seconds), longest), 1)
+
+
+def _prospect(due: DueCandidates[DrafterKind], draft: _Draft) -> Prospect:
+    """Of the drafter that was chosen, else of the one that would bring most."""
+    drafters = [candidate.drafter for candidate in due.candidates]
+    if draft.offer is not None:
+        drafters = [draft.offer.drafter]
+    known = [opening for opening in draft.guarded.allowed if opening.offer.drafter in drafters]
+    best = known[0] if len(known) == 1 else max(known, key=lambda opening: sum(opening.offer.survivals))
+    survivals = best.offer.survivals[: best.limit]
+    return Prospect(best.offer.drafter, survivals, draft.length, due.num_cached_tokens)
+
+
+def scaled_steps(steps: StepCosts, ratio: float) -> StepCosts:
+    """The same with every step taking `ratio` times as long, without the measurements."""
+    return replace(
+        steps,
+        base_seconds=steps.base_seconds * ratio,
+        token_seconds=steps.token_seconds * ratio,
+        cached_token_seconds=steps.cached_token_seconds * ratio,
+        overhead_seconds=steps.overhead_seconds * ratio,
+        sequence_seconds=steps.sequence_seconds * ratio,
+        seconds=tuple(second * ratio for second in steps.seconds),
+        samples=(),
+    )
 
 
 def _sticky(opening: Opening, hysteresis: float) -> tuple[float, ...]:
@@ -394,12 +383,3 @@ def _probe_of(sequence: DueSequence, draft: _Draft) -> Opening | None:
 def _gain(draft: _Draft) -> float:
     """Tokens expected beyond the one that is emitted anyway."""
     return 0.0 if draft.offer is None else sum(draft.offer.survivals[: draft.length])
-
-
-@lru_cache(maxsize=256)
-def _scaled_steps(steps: StepCosts, ratio: float) -> StepCosts:
-    """The same with every step taking `ratio` times as long."""
-    parts = ("base_seconds", "token_seconds", "cached_token_seconds", "overhead_seconds")
-    scaled = {part: getattr(steps, part) * ratio for part in parts}
-    seconds = tuple((np.array(steps.seconds) * ratio).tolist())
-    return replace(steps, **scaled, seconds=seconds)

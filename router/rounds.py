@@ -18,10 +18,11 @@ from dataclasses import dataclass, field
 from router.drafts import DraftAnswer, DraftDesk
 from router.estimates import Estimates
 from router.inbox import Inbox
-from router.policy import Decision, DecisionReason, PolicySettings, ReplicaView, decide
+from router.policy import Decision, DecisionReason, PolicySettings, ReplicaView, decide, scaled_steps
 from router.replicas import Listener, TargetLink
 from router.request import Choice
 from router.seats import Phase, Seat, describe
+from specdecode.cost_tables import StepCosts
 from specdecode.errors import Reason
 from specdecode.types import (
     DecodeFrame,
@@ -36,6 +37,8 @@ from specdecode.types import (
 
 logger = logging.getLogger(__name__)
 
+_LOOK_EVERY = 8
+"""One decision in so many is compared with fixed γ."""
 _MAX_PROBE_STEPS = 4.0
 """Steps' worth of time that is saved up for probes at most."""
 # What a replica says when it is the replica that can't go on, not the request.
@@ -133,7 +136,9 @@ class ReplicaLoop:
         self._due: dict[Seat, None] = {}
         self._deadlines: dict[Seat, float] = {}
         self._orders = _Orders()
+        self._num_decided = 0
         self._probe_seconds = 0.0
+        self._scaled: tuple[StepCosts, float, StepCosts] | None = None
         self._now = 0.0
 
     def listener(self, on_up: Callable[[], None], on_down: Callable[[], None]) -> Listener[StepFrame]:
@@ -286,6 +291,9 @@ class ReplicaLoop:
         """Decides for all that are due at once; whose client lags is due again when it has caught up."""
         due = [seat for seat in self._due if not self._is_paused(seat.choice)]
         self._due.clear()
+        if not due:
+            return
+        self._num_decided += 1
         plan = decide(describe(due, self._drafts, self.policy), self._view(due))
         self._probe_seconds -= plan.probe_seconds
         for seat, decision in zip(due, plan.decisions, strict=True):
@@ -297,14 +305,24 @@ class ReplicaLoop:
         return ReplicaView(
             load=self.link.load,
             policy=self.policy,
-            steps=self.link.costs,
+            steps=self._steps(),
             drafts=self._drafts.costs,
             round_trip_seconds=self._drafts.clock.round_trip_seconds,
             block_size=0 if self.link.info is None else self.link.info.block_size,
             ordered_tokens=sum(seat.num_asked + 1 for seat in running) - leased,
             ordered_emitted=sum(seat.predicted_emitted or 1.0 for seat in running) - leased,
             probe_seconds=self._probe_seconds,
+            looks=self._num_decided % _LOOK_EVERY == 0,
         )
+
+    def _steps(self) -> StepCosts | None:
+        """Costs as steps take now."""
+        costs, ratio = self.link.costs, round(self.link.load.cost_ratio, 2)
+        if costs is None or ratio <= 0:
+            return costs
+        if self._scaled is None or self._scaled[0] is not costs or self._scaled[1] != ratio:
+            self._scaled = costs, ratio, scaled_steps(costs, ratio)
+        return self._scaled[2]
 
     def _is_paused(self, choice: Choice) -> bool:
         if choice.is_full:

@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
+from router.decisions import Decision, DueSequence, Offer
 from router.drafts import DraftDesk
 from router.estimates import Estimates, survivals
-from router.guards import DueSequence, Offer
 from router.history import DrafterHistory
-from router.policy import Decision
 from router.policy_settings import PolicySettings
 from router.reasons import DecisionReason
+from router.regret import Outlook
 from router.request import Choice, Round
 from specdecode.requests import SpeculationMode
 from specdecode.types import DrafterKind, StepResult
@@ -61,6 +61,7 @@ class Seat:
     predicted_emitted: float = 0.0
     predicted_seconds: float = 0.0
     price: float = 0.0
+    outlook: Outlook | None = None
     is_probe: bool = False
     histories: dict[DrafterKind, DrafterHistory] = field(default_factory=dict)
 
@@ -88,6 +89,7 @@ class Seat:
             return
         self.predicted_emitted = decision.predicted_emitted
         self.predicted_seconds, self.price = decision.predicted_seconds, decision.price
+        self.outlook = decision.outlook
         self.is_probe = decision.reason is DecisionReason.PROBE
         for kind, history in self.histories.items():
             is_own = kind is decision.drafter and not self.is_probe
@@ -108,12 +110,14 @@ class Seat:
             price=self.price,
             tokens_in_flight=tokens_in_flight,
             num_parameters=num_parameters,
+            outlook=self.outlook,
         )
 
     def begin_round(self, now: float) -> None:
         """A result has been taken."""
         self.round_began, self.draft_seconds, self.num_asked = now, 0.0, 0
         self.predicted_emitted = self.predicted_seconds = self.price = 0.0
+        self.outlook = None
 
     def learn(self, result: StepResult) -> None:
         """Takes what came of drafts."""
