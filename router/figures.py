@@ -55,6 +55,8 @@ class Tally:
     num_recovered: int = 0
     num_cut: int = 0
     num_fallbacks: int = 0
+    num_timed: int = 0
+    timed_emitted: int = 0
     seconds: float = 0.0
     draft_seconds: float = 0.0
     step_seconds: float = 0.0
@@ -68,14 +70,16 @@ class Tally:
     expected: float = 0.0
     lost: list[float] = field(default_factory=list)
 
-    def count(self, result: StepResult, origins: tuple[Origin, ...], round_: Round, seconds: float) -> None:
+    def count(
+        self, result: StepResult, origins: tuple[Origin, ...], round_: Round, seconds: float | None
+    ) -> None:
         """Counts a result of which the tokens with these origins were kept.
 
         Args:
             result: of one round with drafts, or of one or more without (leased steps may come merged).
             origins: at least one.
             round_: what was known of it before.
-            seconds: since the result before.
+            seconds: since the result before; None where that measures no round (a prompt was taken in).
         """
         drafted = result.num_drafted
         num_rounds = 1 if drafted else len(origins)
@@ -87,12 +91,12 @@ class Tally:
         self.reasons[round_.reason] += num_rounds
         _add(self.tested, result.tested)
         _add(self.passed, result.passed)
-        self.seconds += seconds
         self.draft_seconds += round_.draft_seconds
-        self.step_seconds += result.times.step * num_rounds
         self.target_flops += 2.0 * round_.num_parameters * (drafted + num_rounds)
-        if round_.predicted_seconds > 0:
-            self._count_prediction(round_, len(origins), seconds, num_rounds)
+        if seconds is not None:
+            self._count_seconds(seconds, result.times.step * num_rounds, len(origins), num_rounds)
+            if round_.predicted_seconds > 0:
+                self._count_prediction(round_, len(origins), seconds, num_rounds)
         if round_.outlook is not None:
             self._count_regret(round_.outlook)
 
@@ -100,6 +104,12 @@ class Tally:
         for length in range(len(self.runs), drafted + 1):
             self.runs.append([0] * (length + 1))
         self.runs[drafted][accepted] += num_rounds
+
+    def _count_seconds(self, seconds: float, step_seconds: float, num_emitted: int, num_rounds: int) -> None:
+        self.num_timed += num_rounds
+        self.timed_emitted += num_emitted
+        self.seconds += seconds
+        self.step_seconds += step_seconds
 
     def _count_prediction(self, round_: Round, num_emitted: int, seconds: float, num_rounds: int) -> None:
         self.num_predicted += num_rounds
@@ -145,6 +155,8 @@ class Tally:
             tested=tuple(self.tested),
             passed=tuple(self.passed),
             reasons=tuple((reason.value, count) for reason, count in self.reasons.most_common()),
+            num_timed=self.num_timed,
+            timed_emitted=self.timed_emitted,
             seconds=self.seconds,
             draft_seconds=self.draft_seconds,
             step_seconds=self.step_seconds,
@@ -186,7 +198,9 @@ class ChoiceFigures:
         self._method = method
         self._tallies: dict[DrafterKind | None, Tally] = {}
 
-    def count(self, result: StepResult, origins: tuple[Origin, ...], round_: Round, seconds: float) -> None:
+    def count(
+        self, result: StepResult, origins: tuple[Origin, ...], round_: Round, seconds: float | None
+    ) -> None:
         """As `Tally.count`; a result of which nothing was kept is no round."""
         if not origins:
             return

@@ -64,6 +64,7 @@ class Choice:
         self.on_room: Callable[[], None] | None = None
         resolved = request.resolved
         self.figures = ChoiceFigures(resolved.sampling.temperature, resolved.traffic_class, resolved.method)
+        self._is_opening = True
         self._text = text
         self._unsaid: deque[EmittedToken] = deque()
         self._said = _Said()
@@ -111,7 +112,8 @@ class Choice:
         if self.resolved.include_rounds:
             self._said.rounds.extend(_records(self._counter.num_rounds, result, origins, round_, now))
         self._counter.count(result, origins)
-        self.figures.count(result, origins, round_, now - round_.began)
+        self.figures.count(result, origins, round_, None if self._is_opening else now - round_.began)
+        self._is_opening = False
         if self.finish_reason is not None:
             self._finish()
         else:
@@ -127,6 +129,7 @@ class Choice:
     def moved(self) -> None:
         """The choice goes on on another replica, or on the same one from anew."""
         self._counter.moved()
+        self._is_opening = True
 
     def take_piece(self) -> Piece | None:
         """What is to be said now, None if there is nothing; the last one has the usage."""

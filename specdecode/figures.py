@@ -76,9 +76,11 @@ class Figures:
         tested: by draft position, Σ of the probabilities that it was reached (see `StepResult.tested`).
         passed: by draft position, Σ of those that it was reached and accepted.
         reasons: (reason, rounds) of what decided γ.
+        num_timed: rounds that `seconds` and `step_seconds` are of: all but those that took in a prompt.
+        timed_emitted: tokens of those.
         seconds: from one result to the next.
-        draft_seconds: of that, what drafters computed.
         step_seconds: of that, the target's steps.
+        draft_seconds: what drafters computed.
         target_flops: 2 · parameters · query tokens of these sequences; attention and prompts are left out.
         predictions: of the rounds that a decision made predictions for.
         regret: of the rounds that a decision had estimates for.
@@ -93,9 +95,11 @@ class Figures:
     tested: tuple[float, ...] = ()
     passed: tuple[float, ...] = ()
     reasons: tuple[tuple[str, int], ...] = ()
+    num_timed: int = 0
+    timed_emitted: int = 0
     seconds: float = 0.0
-    draft_seconds: float = 0.0
     step_seconds: float = 0.0
+    draft_seconds: float = 0.0
     target_flops: float = 0.0
     predictions: Predictions = Predictions()
     regret: Regret = Regret()
@@ -157,12 +161,12 @@ class Figures:
     @property
     def seconds_per_token(self) -> float | None:
         """Seconds for one emitted token."""
-        return self.seconds / self.num_emitted if self.num_emitted else None
+        return self.seconds / self.timed_emitted if self.timed_emitted else None
 
     @property
     def step_seconds_per_round(self) -> float | None:
         """Seconds of the target's step that one round took part in."""
-        return self.step_seconds / self.num_rounds if self.num_rounds else None
+        return self.step_seconds / self.num_timed if self.num_timed else None
 
     @property
     def tokens_per_gigaflop(self) -> float | None:
@@ -194,44 +198,45 @@ class Speedup:
     """What drafting brought over rounds without drafts.
 
     Attributes:
-        observed: seconds for a token without drafts over those with.
-        draft_cost: c as it was measured.
+        draft_cost: c as it was measured: time of drafting one token over that of a step without drafts, or, if
+            there was none, of the steps that there were.
         theoretical: what Leviathan's formula gives for this c and the α measured.
+        observed: seconds for a token without drafts over those with; None without both.
     """
 
-    observed: float
     draft_cost: float
     theoretical: float
+    observed: float | None
 
     @property
-    def gap(self) -> float:
+    def gap(self) -> float | None:
         """Observed less theoretical."""
-        return self.observed - self.theoretical
+        return None if self.observed is None else self.observed - self.theoretical
 
 
-def speedup(drafted: Figures, plain: Figures) -> Speedup | None:
-    """None unless both kinds of rounds were seen and took time.
+def speedup(drafted: Figures, plain: Figures | None) -> Speedup | None:
+    """None without drafts whose rounds took time.
 
     Args:
         drafted: of one drafter.
-        plain: of rounds that asked nobody, alike in all else.
+        plain: of rounds that asked nobody, alike in all else; None: there were none.
     """
-    fast, slow = drafted.seconds_per_token, plain.seconds_per_token
-    step = plain.step_seconds_per_round
-    if not fast or not slow or not step or not drafted.num_drafted:
+    slow = None if plain is None else plain.seconds_per_token
+    step = (plain and plain.step_seconds_per_round) or drafted.step_seconds_per_round
+    fast = drafted.seconds_per_token
+    if not fast or not step or not drafted.num_drafted:
         return None
     draft_cost = drafted.draft_seconds / drafted.num_drafted / step
-    return Speedup(slow / fast, draft_cost, drafted.theoretical_speedup(draft_cost))
+    observed = slow / fast if slow else None
+    return Speedup(draft_cost, drafted.theoretical_speedup(draft_cost), observed)
 
 
 def speedups(figures: Sequence[Figures]) -> list[Speedup | None]:
-    """One for each of the figures, against those alike in all but the drafter; None where not known."""
+    """One for each of the figures, against those alike in all but the drafter; None for those of nobody."""
     plain = {_alike(entry): entry for entry in figures if entry.label.drafter is None}
-    found = []
-    for entry in figures:
-        other = plain.get(_alike(entry))
-        found.append(None if other is None or other is entry else speedup(entry, other))
-    return found
+    return [
+        None if entry.label.drafter is None else speedup(entry, plain.get(_alike(entry))) for entry in figures
+    ]
 
 
 def _alike(figures: Figures) -> tuple[str, str, Method]:

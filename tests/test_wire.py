@@ -300,6 +300,7 @@ def figures(draw: st.DrawFn) -> measured.Figures:
         tuple(pair[0] for pair in positions),
         tuple(pair[1] for pair in positions),
         draw(tuples(st.tuples(text, uint64))),
+        *(draw(uint64) for _ in range(2)),
         *(draw(float64) for _ in range(4)),
         draw(st.builds(measured.Predictions, uint64, float64, float64, uint64, float64)),
         draw(st.builds(measured.Regret, uint64, float64, float64s)),

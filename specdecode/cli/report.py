@@ -67,8 +67,7 @@ def _speed_table(found: Sequence[Figures]) -> Table:
 def _speedup_cells(fast: Speedup | None) -> list[str]:
     if fast is None:
         return ["-"] * 4
-    values = (fast.observed, fast.theoretical, fast.gap, fast.draft_cost)
-    return [f"{value:.2f}" for value in values]
+    return [_number(value, 2) for value in (fast.observed, fast.theoretical, fast.gap, fast.draft_cost)]
 
 
 def _runs_table(found: Sequence[Figures]) -> Table:

@@ -268,7 +268,7 @@ class Regret(_message.Message):
     def __init__(self, num_rounds: _Optional[int] = ..., expected: _Optional[float] = ..., lost: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class Figures(_message.Message):
-    __slots__ = ("label", "runs", "num_emitted", "num_recovered", "num_cut", "num_fallbacks", "tested", "passed", "reasons", "seconds", "draft_seconds", "step_seconds", "target_flops", "predictions", "regret")
+    __slots__ = ("label", "runs", "num_emitted", "num_recovered", "num_cut", "num_fallbacks", "tested", "passed", "reasons", "seconds", "draft_seconds", "step_seconds", "target_flops", "predictions", "regret", "num_timed", "timed_emitted")
     LABEL_FIELD_NUMBER: _ClassVar[int]
     RUNS_FIELD_NUMBER: _ClassVar[int]
     NUM_EMITTED_FIELD_NUMBER: _ClassVar[int]
@@ -284,6 +284,8 @@ class Figures(_message.Message):
     TARGET_FLOPS_FIELD_NUMBER: _ClassVar[int]
     PREDICTIONS_FIELD_NUMBER: _ClassVar[int]
     REGRET_FIELD_NUMBER: _ClassVar[int]
+    NUM_TIMED_FIELD_NUMBER: _ClassVar[int]
+    TIMED_EMITTED_FIELD_NUMBER: _ClassVar[int]
     label: FigureLabel
     runs: _containers.RepeatedCompositeFieldContainer[AcceptedRuns]
     num_emitted: int
@@ -299,7 +301,9 @@ class Figures(_message.Message):
     target_flops: float
     predictions: Predictions
     regret: Regret
-    def __init__(self, label: _Optional[_Union[FigureLabel, _Mapping]] = ..., runs: _Optional[_Iterable[_Union[AcceptedRuns, _Mapping]]] = ..., num_emitted: _Optional[int] = ..., num_recovered: _Optional[int] = ..., num_cut: _Optional[int] = ..., num_fallbacks: _Optional[int] = ..., tested: _Optional[_Iterable[float]] = ..., passed: _Optional[_Iterable[float]] = ..., reasons: _Optional[_Iterable[_Union[ReasonCount, _Mapping]]] = ..., seconds: _Optional[float] = ..., draft_seconds: _Optional[float] = ..., step_seconds: _Optional[float] = ..., target_flops: _Optional[float] = ..., predictions: _Optional[_Union[Predictions, _Mapping]] = ..., regret: _Optional[_Union[Regret, _Mapping]] = ...) -> None: ...
+    num_timed: int
+    timed_emitted: int
+    def __init__(self, label: _Optional[_Union[FigureLabel, _Mapping]] = ..., runs: _Optional[_Iterable[_Union[AcceptedRuns, _Mapping]]] = ..., num_emitted: _Optional[int] = ..., num_recovered: _Optional[int] = ..., num_cut: _Optional[int] = ..., num_fallbacks: _Optional[int] = ..., tested: _Optional[_Iterable[float]] = ..., passed: _Optional[_Iterable[float]] = ..., reasons: _Optional[_Iterable[_Union[ReasonCount, _Mapping]]] = ..., seconds: _Optional[float] = ..., draft_seconds: _Optional[float] = ..., step_seconds: _Optional[float] = ..., target_flops: _Optional[float] = ..., predictions: _Optional[_Union[Predictions, _Mapping]] = ..., regret: _Optional[_Union[Regret, _Mapping]] = ..., num_timed: _Optional[int] = ..., timed_emitted: _Optional[int] = ...) -> None: ...
 
 class SpeculationReport(_message.Message):
     __slots__ = ("figures",)

@@ -15,6 +15,8 @@ _SUMS = (
     "num_recovered",
     "num_cut",
     "num_fallbacks",
+    "num_timed",
+    "timed_emitted",
     "seconds",
     "draft_seconds",
     "step_seconds",

@@ -106,13 +106,23 @@ def test_the_theoretical_speedup_of_mixed_rounds_weighs_them_by_number() -> None
     assert tally.figures(LABEL).theoretical_speedup(0.1) == pytest.approx(11.112256 / 6.0)
 
 
-def test_without_plain_rounds_there_is_no_speedup_to_tell() -> None:
+def test_without_plain_rounds_the_theory_is_told_alone() -> None:
     fast = drafted(2, 1)
-    assert speedups([fast]) == [None]
-    assert speedups([fast, plain(2)])[0] is not None
-    assert speedups([fast, plain(2)])[1] is None
+    (alone,) = speedups([fast])
+    assert alone is not None
+    assert (alone.observed, alone.gap) == (None, None)
+    assert alone.theoretical == pytest.approx(1.98)
+    both, of_plain = speedups([fast, plain(2)])
+    assert both is not None
+    assert both.observed is not None
+    assert of_plain is None
+
+
+def test_rounds_of_another_kind_are_no_baseline() -> None:
     other = Tally().figures(FigureLabel("0-0.5", "", None, Method.GREEDY))
-    assert speedups([fast, other]) == [None, None]
+    found, _ = speedups([drafted(2, 1), other])
+    assert found is not None
+    assert found.observed is None
 
 
 def test_counts_of_a_hand_computed_mix_of_rounds() -> None:
@@ -136,6 +146,17 @@ def test_counts_of_a_hand_computed_mix_of_rounds() -> None:
     assert figures.target_flops == 340
     assert figures.tokens_per_gigaflop == pytest.approx(12 / 340 * 1e9)
     assert figures.seconds == 2.5
+
+
+def test_a_round_that_took_in_the_prompt_is_counted_and_not_timed() -> None:
+    tally = Tally()
+    opening = Round(None, DecisionReason.FIRST_TOKEN, 0.0, predicted_emitted=1.0, predicted_seconds=0.1)
+    tally.count(result(0), (P,), opening, None)
+    tally.count(result(0), (P, P), PLAIN, 0.25)
+    figures = tally.figures(LABEL)
+    assert (figures.num_rounds, figures.num_emitted, figures.num_timed, figures.timed_emitted) == (3, 3, 2, 2)
+    assert figures.seconds_per_token == 0.125
+    assert figures.predictions.num_rounds == 0
 
 
 def test_no_rounds_are_no_shares() -> None:
@@ -284,9 +305,10 @@ def check_report(answer: Answer) -> None:
             reasons[reason] = reasons.get(reason, 0) + count
     told = [record.reason for record in answer.rounds]
     assert reasons == {reason: told.count(reason) for reason in told}
+    assert sum(entry.num_timed for entry in report) == usage.num_rounds - 1
     for entry in report:
         assert all(0 <= alpha <= 1 for alpha in entry.alphas)
-        assert entry.seconds > 0
+        assert (entry.seconds > 0) is (entry.num_timed > 0)
 
 
 @pytest.mark.asyncio(loop_scope="module")

@@ -237,3 +237,14 @@ def test_stop_strings_before_min_tokens_do_not_end_a_choice(byte_level: Tokenize
     choice = new_choice(byte_level, stops=("a",), min_tokens=num_tokens)
     choice.take(result(choice, ids_of(byte_level, "abab"), "pppp"), LEASED, now=2.0)
     assert choice.usage.num_emitted == num_tokens
+
+
+def test_a_choices_figures_do_not_time_the_round_that_takes_in_the_prompt(byte_level: Tokenizer) -> None:
+    choice = new_choice(byte_level)
+    (token,) = ids_of(byte_level, "a")
+    for now in (9.0, 2.0):
+        choice.take(result(choice, [token], "p"), LEASED, now=now)
+    choice.moved()
+    choice.take(result(choice, [token], "p"), LEASED, now=9.0)
+    (figures,) = choice.figures.report()
+    assert (figures.num_rounds, figures.num_timed, figures.seconds) == (3, 1, 1.0)
