@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+import numpy as np
+
 from router.decisions import Decision, DueSequence, Offer, Plan, ReplicaView
 from router.guards import Guarded, Opening, free_slots, guard, take_slots
 from router.policy_settings import PolicySettings
@@ -258,20 +260,20 @@ class _Deciding:
         if self._slots is not None and chosen + length > self._slots:
             return None
         tokens = self._others.tokens + len(self._due) + self._drafted
-        before, after = steps.curve([tokens, tokens + length]).tolist()
-        drafting = costs.round([length], [sequence.num_tokens]) + self._view.round_trip_seconds
-        if not offer.is_open:
-            drafting += costs.token_seconds * sequence.num_tokens
-        seconds = float(after - before + self._idle_share * drafting)
+        counts = [0, length, opening.limit]
+        times = steps.curve([tokens + count for count in counts])
+        waited = [costs.round([count], [sequence.num_tokens]) for count in counts]
+        rounds = times + self._idle_share * (np.array(waited) + self._drafting_seconds)
+        rounds[1:] += self._idle_share * self._view.round_trip_seconds
         emitted = self._others.emitted + len(self._due) + self._drafted_gain
-        weight = self._weight(sequence)
-        base = before + self._drafting_seconds
-        if draft.length:
-            # The other drafter's drafts are given up for it.
-            seconds += weight * _gain(draft) * base / emitted
-        if (emitted + weight * length) / (base + seconds) <= emitted / base and not sequence.is_forced:
+        weight, given_up = self._weight(sequence), _gain(draft) if draft.length else 0.0
+        at_best = emitted + weight * (np.array(counts) - given_up * (np.array(counts) > 0))
+        if not sequence.is_forced and (at_best / rounds)[1:].max() <= emitted / rounds[0]:
             return None
-        return seconds
+        seconds = rounds[1] - rounds[0] + weight * given_up * rounds[0] / emitted
+        if not offer.is_open:
+            seconds += self._idle_share * costs.token_seconds * sequence.num_tokens
+        return float(seconds)
 
     @cached_property
     def _drafted(self) -> int:
@@ -284,7 +286,7 @@ class _Deciding:
 
     @property
     def _drafting_seconds(self) -> float:
-        return 0.0 if self._choice is None else self._choice.seconds - self._choice.step_seconds
+        return 0.0 if self._choice is None else self._choice.draft_seconds
 
     # What follows
 
