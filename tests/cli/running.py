@@ -22,10 +22,11 @@ PROGRAM = (sys.executable, "-m", "specdecode.cli")
 
 
 def environment(**variables: str) -> dict[str, str]:
-    """This process's, without settings of ours, in a wide terminal."""
+    """This process's, without settings of ours, in a wide terminal; services do not measure themselves."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("SPECDECODE_")}
     cache = {"SPECDECODE_CACHE": os.environ["SPECDECODE_CACHE"]} if "SPECDECODE_CACHE" in os.environ else {}
-    return {**kept, **cache, "COLUMNS": "120", "OMP_NUM_THREADS": "1", **variables}
+    off = {f"SPECDECODE_{service}_CALIBRATION": "off" for service in ("TARGET", "DRAFT")}
+    return {**kept, **cache, **off, "COLUMNS": "120", "OMP_NUM_THREADS": "1", **variables}
 
 
 def run(*args: str, text: str | None = None, **variables: str) -> subprocess.CompletedProcess[str]:

@@ -45,6 +45,7 @@ async def process(*options: str) -> AsyncIterator[tuple[asyncio.subprocess.Proce
         "-m",
         "draft_service",
         "--port=0",
+        "--calibration=off",
         *options,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         stderr=asyncio.subprocess.PIPE,

@@ -50,7 +50,7 @@ DEADLINE = 240.0
 DEPTHS = (0, 1, 3, 8)
 DRAFTERS = (DrafterKind.NGRAM, DrafterKind.MODEL)
 # One thread each: two targets, drafter and reference work side by side.
-MODEL_OPTIONS = ("--dtype=float32", "--num-threads=1", "--num-blocks=1200")
+MODEL_OPTIONS = ("--calibration=off", "--dtype=float32", "--num-threads=1", "--num-blocks=1200")
 
 
 class Service:
