@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from specdecode.lm.attention import PLAN_KEYWORD
+from specdecode.lm.attention import PLAN_KEYWORD, AttentionPlan
 from specdecode.lm.cpu.kernels import MAX_DIM, Kernels
 from specdecode.lm.packing import packed
 
@@ -24,6 +24,8 @@ _NORMS = frozenset({"LlamaRMSNorm", "MistralRMSNorm", "Qwen2RMSNorm", "Qwen3RMSN
 # down(act(gate) · up)
 _GATED = frozenset({"LlamaMLP", "MistralMLP", "Qwen2MLP", "Qwen3MLP"})
 
+# x += attention(input_layernorm(x)); x += mlp(post_attention_layernorm(x))
+_LAYERS = frozenset({"LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer"})
 _SILU = frozenset({"SiLU", "SiLUActivation"})
 
 
@@ -41,7 +43,8 @@ def fuse(module: nn.Module, kernels: Kernels, calls: Mapping[int, AttentionCall]
         replaced = _fused(child, kernels, calls)
         if replaced is None:
             fuse(child, kernels, calls)
-        else:
+            replaced = _fused_layer(child)
+        if replaced is not None:
             setattr(module, name, replaced)
 
 
@@ -56,6 +59,21 @@ def _fused(module: nn.Module, kernels: Kernels, calls: Mapping[int, AttentionCal
         return FusedGatedMLP(kind, kernels)
     if name in _ATTENTIONS and kind.head_dim <= MAX_DIM and kind.head_dim % 2 == 0:
         return FusedAttention(kind, kernels, calls[kind.layer_idx])
+    return None
+
+
+def _fused_layer(module: nn.Module) -> nn.Module | None:
+    """A known layer of fused parts as one."""
+    if type(module).__name__ not in _LAYERS or not type(module).__module__.startswith("transformers.models."):
+        return None
+    layer: Any = module
+    norms = (layer.input_layernorm, layer.post_attention_layernorm)
+    if (
+        isinstance(layer.self_attn, FusedAttention)
+        and isinstance(layer.mlp, FusedGatedMLP)
+        and all(isinstance(norm, FusedRMSNorm) for norm in norms)
+    ):
+        return FusedLayer(layer.self_attn, layer.mlp, *norms)
     return None
 
 
@@ -83,6 +101,14 @@ class FusedRMSNorm(nn.Module):
         """[..., size] → [..., size]."""
         return self._kernels.rms_norm(x, self.weight, self._epsilon)
 
+    def add(
+        self,
+        x: Tensor,  # [n, size], changed in place
+        added: Tensor,  # [n, size]
+    ) -> Tensor:
+        """x += added, and the norm of that: [n, size]."""
+        return self._kernels.add_rms_norm(x, added, self.weight, self._epsilon)
+
 
 class FusedGatedMLP(nn.Module):
     """down(silu(gate(x)) · up(x)) with one product for gate and up (Shazeer 2020)."""
@@ -93,11 +119,18 @@ class FusedGatedMLP(nn.Module):
         self._down = joined_linear([mlp.down_proj], kernels)
         self._kernels = kernels
 
+    def run(
+        self,
+        x: Tensor,  # [n, size]
+    ) -> Tensor:
+        """[n, size]."""
+        gate_up: Tensor = self._gate_up.forward(x)
+        output: Tensor = self._down.forward(self._kernels.silu_product(gate_up))
+        return output
+
     def forward(self, x: Tensor) -> Tensor:
         """[1, n, size] → [1, n, size]."""
-        product = self._kernels.silu_product(self._gate_up(x[0]))
-        output: Tensor = self._down(product)
-        return output[None]
+        return self.run(x[0])[None]
 
 
 class FusedAttention(nn.Module):
@@ -112,6 +145,21 @@ class FusedAttention(nn.Module):
         self._output = joined_linear([attention.o_proj], kernels)
         self._kernels = kernels
 
+    def run(
+        self,
+        x: Tensor,  # [n, size]
+        cosine: Tensor,  # [n, head_dim]
+        sine: Tensor,  # [n, head_dim]
+        plan: AttentionPlan,
+    ) -> Tensor:
+        """[n, size]."""
+        keys, values = plan.kv.keys[self.layer_idx], plan.kv.values[self.layer_idx]
+        qkv: Tensor = self._qkv.forward(x)
+        query = self._kernels.rotate_and_store(qkv, cosine, sine, plan.slots, keys, values, self._heads)
+        attended = plan.attend(query, keys, values, self._call.scaling, self._call.window, None)
+        output: Tensor = self._output.forward(attended.flatten(1))
+        return output
+
     def forward(
         self,
         hidden_states: Tensor,  # [1, n, size]
@@ -119,12 +167,27 @@ class FusedAttention(nn.Module):
         **kwargs: Any,
     ) -> tuple[Tensor, None]:
         """[1, n, size], and None for the weights."""
-        plan = kwargs[PLAN_KEYWORD]
-        keys, values = plan.kv.keys[self.layer_idx], plan.kv.values[self.layer_idx]
         cosine, sine = position_embeddings
-        query = self._kernels.rotate_and_store(
-            self._qkv(hidden_states[0]), cosine[0], sine[0], plan.slots, keys, values, self._heads
-        )
-        attended = plan.attend(query, keys, values, self._call.scaling, self._call.window, None)
-        output: Tensor = self._output(attended.flatten(1))
-        return output[None], None
+        return self.run(hidden_states[0], cosine[0], sine[0], kwargs[PLAN_KEYWORD])[None], None
+
+
+class FusedLayer(nn.Module):
+    """x += attention(norm(x)); x += mlp(norm(x)): a layer of fused parts, without what lies between them."""
+
+    def __init__(self, attention: FusedAttention, mlp: FusedGatedMLP, before: Any, between: Any) -> None:
+        super().__init__()
+        self._attention, self._mlp = attention, mlp
+        self._before, self._between = before, between
+
+    def forward(
+        self,
+        hidden_states: Tensor,  # [1, n, size]
+        position_embeddings: tuple[Tensor, Tensor],  # cosine and sine, each [1, n, head_dim]
+        **kwargs: Any,
+    ) -> Tensor:
+        """[1, n, size]."""
+        cosine, sine = position_embeddings
+        x = hidden_states[0]
+        attended = self._attention.run(self._before.forward(x), cosine[0], sine[0], kwargs[PLAN_KEYWORD])
+        output = self._mlp.run(self._between.add(x, attended))
+        return (x + output)[None]

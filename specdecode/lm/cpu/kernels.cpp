@@ -89,6 +89,19 @@ void rms_norm(const T* x, const T* weight, T* y, int64_t rows, int64_t size, flo
   }
 }
 
+// The sum of x and what a layer adds to it, in place of x, and its norm.
+template <typename T>
+void add_rms_norm(T* x, const T* added, const T* weight, T* y, int64_t rows, int64_t size, float epsilon) {
+#pragma omp parallel for if (rows > 1 && rows * size > PARALLEL_NUMBERS)
+  for (int64_t row = 0; row < rows; ++row) {
+    T* in = x + row * size;
+    const T* more = added + row * size;
+#pragma omp simd
+    for (int64_t i = 0; i < size; ++i) put(in + i, get(in + i) + get(more + i));
+    rms_norm(in, weight, y + row * size, 1, size, epsilon);
+  }
+}
+
 template <typename T>
 void silu_product(const T* gate_up, T* y, int64_t rows, int64_t size) {
 #pragma omp parallel for if (rows > 1 && rows * size > PARALLEL_NUMBERS)
@@ -215,7 +228,10 @@ template <typename T>
 void attend(const T* query, const T* keys, const T* values, T* output, const Span* spans, int64_t num_spans,
             const int32_t* tables, const Shape& shape) {
   const int repeat = shape.heads / shape.kv_heads;
-#pragma omp parallel for collapse(2) schedule(dynamic, 4)
+  // Query and key pairs, as many as a second thread is worth.
+  int64_t pairs = 0;
+  for (int64_t s = 0; s < num_spans; ++s) pairs += spans[s].count * (spans[s].start + spans[s].count);
+#pragma omp parallel for collapse(2) schedule(dynamic) if (pairs * shape.heads * shape.dim > 8 * PARALLEL_NUMBERS)
   for (int64_t s = 0; s < num_spans; ++s) {
     for (int head = 0; head < shape.kv_heads; ++head) {
       const Span& span = spans[s];
@@ -384,6 +400,10 @@ extern "C" void linear_bfloat16(const bfloat16* x, const bfloat16* weight, const
   extern "C" void rms_norm_##SUFFIX(const T* x, const T* weight, T* y, int64_t rows, int64_t size,            \
                                     float epsilon) {                                                          \
     rms_norm(x, weight, y, rows, size, epsilon);                                                              \
+  }                                                                                                           \
+  extern "C" void add_rms_norm_##SUFFIX(T* x, const T* added, const T* weight, T* y, int64_t rows,            \
+                                        int64_t size, float epsilon) {                                        \
+    add_rms_norm(x, added, weight, y, rows, size, epsilon);                                                   \
   }                                                                                                           \
   extern "C" void silu_product_##SUFFIX(const T* gate_up, T* y, int64_t rows, int64_t size) {                 \
     silu_product(gate_up, y, rows, size);                                                                     \

@@ -21,6 +21,7 @@ _SUFFIXES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 _POINTER, _INT, _LONG, _FLOAT = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_float
 _ARGUMENTS = {
     "rms_norm": (*[_POINTER] * 3, _LONG, _LONG, _FLOAT),
+    "add_rms_norm": (*[_POINTER] * 4, _LONG, _LONG, _FLOAT),
     "silu_product": (*[_POINTER] * 2, _LONG, _LONG),
     "rotate_and_store": (*[_POINTER] * 7, _LONG, *[_INT] * 4),
     "attend": (*[_POINTER] * 5, _LONG, _POINTER, *[_INT] * 4, _FLOAT, _FLOAT, _INT),
@@ -49,7 +50,8 @@ class Kernels:
                 loaded = releasing if name in _LONG_CALLS else keeping
                 found[name] = getattr(loaded, f"{name}_{_SUFFIXES[dtype]}")
                 found[name].argtypes, found[name].restype = arguments, None
-        self._rms_norm, self._silu_product = found["rms_norm"], found["silu_product"]
+        self._rms_norm, self._add_rms_norm = found["rms_norm"], found["add_rms_norm"]
+        self._silu_product = found["silu_product"]
         self._rotate_and_store, self._attend = found["rotate_and_store"], found["attend"]
         self._best_tokens = found["best_tokens"]
         self._linear = found.get("linear")
@@ -67,6 +69,21 @@ class Kernels:
         y = torch.empty_like(x)
         size = weight.shape[0]
         self._rms_norm(x.data_ptr(), weight.data_ptr(), y.data_ptr(), x.numel() // size, size, epsilon)
+        return y
+
+    def add_rms_norm(
+        self,
+        x: Tensor,  # [n, size], contiguous
+        added: Tensor,  # [n, size], contiguous
+        weight: Tensor,  # [size]
+        epsilon: float,
+    ) -> Tensor:
+        """x += added; then as `rms_norm`: [n, size]."""
+        y = torch.empty_like(x)
+        rows, size = x.shape
+        self._add_rms_norm(
+            x.data_ptr(), added.data_ptr(), weight.data_ptr(), y.data_ptr(), rows, size, epsilon
+        )
         return y
 
     def silu_product(
@@ -93,7 +110,8 @@ class Kernels:
         kv_heads, dim = keys.shape[2:]
         query = qkv.new_empty(qkv.shape[0], heads, dim)
         self._rotate_and_store(
-            *(tensor.data_ptr() for tensor in (qkv, cosine, sine, slots, query, keys, values)),
+            *(qkv.data_ptr(), cosine.data_ptr(), sine.data_ptr(), slots.data_ptr(), query.data_ptr()),
+            *(keys.data_ptr(), values.data_ptr()),
             *(qkv.shape[0], heads, kv_heads, dim, cosine.shape[1]),
         )
         return query
@@ -113,7 +131,7 @@ class Kernels:
         """Attention of every span's tokens to the keys of its blocks up to each token, into `output`."""
         heads, dim = query.shape[1:]
         self._attend(
-            *(tensor.data_ptr() for tensor in (query, keys, values, output, spans)),
+            *(query.data_ptr(), keys.data_ptr(), values.data_ptr(), output.data_ptr(), spans.data_ptr()),
             *(spans.shape[0], tables.data_ptr(), heads, keys.shape[2], dim, keys.shape[1]),
             *(scale, softcap or 0.0, window or 0),
         )
