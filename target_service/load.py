@@ -19,7 +19,7 @@ _WINDOW_SECONDS = 4.0
 _RATIO_SMOOTHING = 0.05
 _EMITTED_SMOOTHING = 0.05
 _FARTHEST_RATIO = 8.0
-"""A step that took longer than so many times what was expected was held up by something else."""
+"""No step counts as more than so many times what was expected: one that was held up is not 200."""
 _STALE_STEPS = 200
 _STALE_SHARE = 0.2
 
@@ -90,11 +90,10 @@ class CostMatch:
         if self.costs is None or not load.num_rows:
             return
         counts = (load.tokens_in_flight, load.num_rows, load.num_cached_tokens)
-        step = _Step(*counts, sequences, load.step_seconds)
-        ratio = step.seconds / step.expected(self.costs)
-        if ratio < _FARTHEST_RATIO:
-            self._steps.append(step)
-            self.ratio += (ratio - self.ratio) * _RATIO_SMOOTHING
+        expected = self.costs.step(*counts, sequences)
+        seconds = min(load.step_seconds, _FARTHEST_RATIO * expected)
+        self._steps.append(_Step(*counts, sequences, seconds))
+        self.ratio += (seconds / expected - self.ratio) * _RATIO_SMOOTHING
 
     def measured(self, costs: StepCosts) -> None:
         """Takes new costs.
