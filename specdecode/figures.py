@@ -47,7 +47,7 @@ class Regret:
     """How the γ that were decided compare to always the same one, by what was estimated before each round.
 
     Attributes:
-        num_rounds: rounds that were compared: those whose γ the router chose.
+        num_rounds: rounds that were compared: a sample of those whose γ the router chose.
         expected: emitted tokens expected at the γ decided; the sum.
         lost: by fixed γ = 0, 1, …: tokens that it would have been expected to emit more in the same time; the
             sum, negative where the decision was better.
@@ -169,9 +169,9 @@ class Figures:
         return self.step_seconds / self.num_timed if self.num_timed else None
 
     @property
-    def tokens_per_gigaflop(self) -> float | None:
-        """Emitted tokens for 10^9 operations of the target's forward: how much of the work was kept."""
-        return self.num_emitted / self.target_flops * 1e9 if self.target_flops else None
+    def tokens_per_teraflop(self) -> float | None:
+        """Emitted tokens for 10^12 operations of the target's forward: how much of the work was kept."""
+        return self.num_emitted / self.target_flops * 1e12 if self.target_flops else None
 
     @property
     def reason_shares(self) -> tuple[tuple[str, float], ...]:
@@ -198,8 +198,8 @@ class Speedup:
     """What drafting brought over rounds without drafts.
 
     Attributes:
-        draft_cost: c as it was measured: time of drafting one token over that of a step without drafts, or, if
-            there was none, of the steps that there were.
+        draft_cost: c as it was measured: time of drafting one token over that of a step without drafts; if
+            there was none, of any step.
         theoretical: what Leviathan's formula gives for this c and the α measured.
         observed: seconds for a token without drafts over those with; None without both.
     """

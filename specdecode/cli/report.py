@@ -51,7 +51,7 @@ def _counts_table(found: Sequence[Figures]) -> Table:
 
 def _speed_table(found: Sequence[Figures]) -> Table:
     """Speedups over rounds without drafts: as observed, and by the formula for the α and c measured."""
-    numbers = ("tok/round", "ms/tok", "speedup", "theory", "gap", "c", "tok/GFLOP")
+    numbers = ("tok/round", "ms/tok", "speedup", "theory", "gap", "c", "tok/TFLOP")
     shown = show.table(("#", "right"), *((name, "right") for name in numbers))
     for (number, entry), fast in zip(_numbered(found), speedups(found), strict=True):
         shown.add_row(
@@ -59,7 +59,7 @@ def _speed_table(found: Sequence[Figures]) -> Table:
             _number(entry.emitted_per_round, 2),
             _number(entry.seconds_per_token, 1, 1000),
             *_speedup_cells(fast),
-            _number(entry.tokens_per_gigaflop, 3),
+            "-" if entry.tokens_per_teraflop is None else f"{entry.tokens_per_teraflop:.4g}",
         )
     return shown
 
@@ -137,7 +137,7 @@ _DERIVED = (
     "fallback_rate",
     "emitted_per_round",
     "seconds_per_token",
-    "tokens_per_gigaflop",
+    "tokens_per_teraflop",
 )
 
 

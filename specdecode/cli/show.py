@@ -94,11 +94,13 @@ def table(*columns: tuple[str, str]) -> Table:
 
 
 def rounds_table(rounds: Sequence[RoundRecord]) -> Table:
-    """One row a round, times in ms; rounds in a row that had no drafts, for the same reason, share one."""
+    """One row a round: γ drafted tokens, E(γ) emitted ones expected, times in ms. Rounds in a row that had no
+    drafts, for the same reason, share one.
+    """
     shown = table(
-        *((name, "right") for name in ("round", "drafted", "accepted")),
+        *((name, "right") for name in ("round", "γ", "accepted")),
         ("added", "left"),
-        *((name, "right") for name in ("ms", "draft", "target")),
+        *((name, "right") for name in ("E(γ)", "ms", "draft", "step")),
         ("drafter", "left"),
     )
     for _, group in groupby(enumerate(rounds), key=_row_key):
@@ -121,6 +123,7 @@ def _row(rounds: Sequence[RoundRecord]) -> list[str | Text]:
         str(last.num_drafted) if drafted else "-",
         str(last.num_accepted) if drafted else "-",
         origin if first is last else f"{len(rounds)} {origin}",
+        f"{last.predicted_emitted:.1f}" if drafted and last.predicted_seconds else "-",
         _milliseconds(record.seconds for record in rounds),
         _milliseconds(record.draft_seconds for record in rounds) if drafted else "-",
         _milliseconds(record.times.step for record in rounds),

@@ -46,14 +46,17 @@ def rendered(rounds: list[RoundRecord], width: int = 80) -> list[str]:
 
 
 def record(
-    index: int, num_drafted: int = 0, num_accepted: int = 0, reason: str = "speculating"
+    index: int,
+    num_drafted: int = 0,
+    num_accepted: int = 0,
+    reason: str = "speculating",
+    predicted: float = 0.0,
 ) -> RoundRecord:
     origin = Origin.PLAIN if not num_drafted else Origin.RECOVERED
     drafter = DrafterKind.MODEL if num_drafted else None
     times = StepTimes(step=0.002)
-    return RoundRecord(
-        index, num_drafted, num_accepted, num_accepted + 1, origin, drafter, reason, 0.003, 0.001, times
-    )
+    own = (index, num_drafted, num_accepted, num_accepted + 1, origin, drafter, reason, 0.003, 0.001, times)
+    return RoundRecord(*own, predicted_emitted=predicted, predicted_seconds=0.004 * (predicted > 0))
 
 
 def test_rounds_without_drafts_share_a_row_while_the_reason_is_the_same() -> None:
@@ -61,22 +64,24 @@ def test_rounds_without_drafts_share_a_row_while_the_reason_is_the_same() -> Non
         record(0, reason="first_token"),
         record(1, reason="draft_empty"),
         record(2, reason="draft_empty"),
-        record(3, 4, 2),
+        record(3, 4, 2, predicted=2.756),
         record(4, 4, 0),
         record(5, reason="draft_empty"),
     ]
     rows = [line.split() for line in rendered(rounds)[2:]]
     assert rows == [
-        ["0", "-", "-", "plain", "3.0", "-", "2.0", "first", "token"],
-        ["1-2", "-", "-", "2", "plain", "6.0", "-", "4.0", "draft", "empty"],
-        ["3", "4", "2", "recovered", "3.0", "1.0", "2.0", "model"],
-        ["4", "4", "0", "recovered", "3.0", "1.0", "2.0", "model"],
-        ["5", "-", "-", "plain", "3.0", "-", "2.0", "draft", "empty"],
+        ["0", "-", "-", "plain", "-", "3.0", "-", "2.0", "first", "token"],
+        ["1-2", "-", "-", "2", "plain", "-", "6.0", "-", "4.0", "draft", "empty"],
+        ["3", "4", "2", "recovered", "2.8", "3.0", "1.0", "2.0", "model"],
+        ["4", "4", "0", "recovered", "-", "3.0", "1.0", "2.0", "model"],
+        ["5", "-", "-", "plain", "-", "3.0", "-", "2.0", "draft", "empty"],
     ]
 
 
 def test_rounds_fit_into_80_columns() -> None:
-    rounds = [record(index, reason="drafter_unavailable") for index in range(100)] + [record(100, 32, 31)]
+    rounds = [record(index, reason="drafter_unavailable") for index in range(100)] + [
+        record(100, 32, 31, predicted=32.5)
+    ]
     assert len(rendered(rounds)) == 4
 
 

@@ -144,7 +144,7 @@ def test_counts_of_a_hand_computed_mix_of_rounds() -> None:
     assert figures.reason_shares == (("speculating", 4 / 7), ("drafter_late", 3 / 7))
     # 2 · 10 · (10 drafted + 7 of the target's own)
     assert figures.target_flops == 340
-    assert figures.tokens_per_gigaflop == pytest.approx(12 / 340 * 1e9)
+    assert figures.tokens_per_teraflop == pytest.approx(12 / 340 * 1e12)
     assert figures.seconds == 2.5
 
 
@@ -163,7 +163,7 @@ def test_no_rounds_are_no_shares() -> None:
     figures = Tally().figures(LABEL)
     assert figures.num_rounds == figures.num_drafted == 0
     assert figures.acceptance is figures.fallback_rate is figures.emitted_per_round is None
-    assert figures.tokens_per_gigaflop is figures.seconds_per_token is None
+    assert figures.tokens_per_teraflop is figures.seconds_per_token is None
 
 
 def test_predictions_are_compared_with_the_same_rounds_alone() -> None:
