@@ -218,7 +218,7 @@ class ReplicaLoop:
         if choice.ended:
             self._unseat(seat, close=not result.ended)
             self._drafts.close(choice)
-        elif seat.lease_left == 0:
+        elif seat.lease_left == 0 and not seat.is_renewed:
             seat.phase = Phase.DUE
             self._due[seat] = None
         elif seat.lease_runs_low:
@@ -352,6 +352,7 @@ class ReplicaLoop:
         """`asked`: who was asked for drafts in this round, in vain."""
         self._orders.leases.append(Lease(seat.sequence, len(seat.choice.tokens), num_tokens))
         seat.lease_size, seat.num_asked = num_tokens, 0
+        seat.lease_end = len(seat.choice.tokens) + num_tokens
         seat.phase, seat.drafter, seat.reason = Phase.ORDERED, asked, reason
 
     def _first_deadline(self) -> float | None:

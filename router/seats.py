@@ -40,6 +40,8 @@ class Seat:
     """One choice on this replica.
 
     Attributes:
+        lease_end: committed length up to which leases were given, also those on their way.
+        lease_left: of what the target knows.
         num_asked: drafts asked for in this round.
         drafter: who was asked for them.
         predicted_emitted: when this round was decided; 0 where it was not (a lease that goes on), as the next
@@ -52,6 +54,7 @@ class Seat:
     phase: Phase = Phase.DUE
     opening: bool = True
     lease_size: int = 0
+    lease_end: int = 0
     lease_left: int = 0
     num_asked: int = 0
     drafter: DrafterKind | None = None
@@ -73,7 +76,13 @@ class Seat:
     @property
     def lease_runs_low(self) -> bool:
         """Whether half of the lease is used, and what is left is less than the choice may still emit."""
-        return 2 * self.lease_left <= self.lease_size and self.lease_left < self.choice.num_remaining
+        left = self.lease_end - len(self.choice.tokens)
+        return 2 * left <= self.lease_size and left < self.choice.num_remaining
+
+    @property
+    def is_renewed(self) -> bool:
+        """Whether a lease is on its way to the target that the result does not know yet."""
+        return self.lease_end > len(self.choice.tokens)
 
     def history(self, kind: DrafterKind, model: str) -> DrafterHistory:
         """What a drafter did for it."""

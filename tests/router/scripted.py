@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
 
+from specdecode.cost_tables import DraftCosts
 from specdecode.errors import NotFoundError, Reason
 from specdecode.serving import server_options
 from specdecode.types import Draft, DrafterKind, DraftFrame, DraftsFrame, ModelInfo, OpenDraft, Propose
 from specdecode.v1 import draft_service_pb2 as pb
 from specdecode.v1 import draft_service_pb2_grpc as pb_grpc
-from specdecode.wire import draft_frame_from_proto, drafts_frame_to_proto, model_info_to_proto
+from specdecode.wire import (
+    draft_frame_from_proto,
+    drafter_costs_to_proto,
+    drafts_frame_to_proto,
+    model_info_to_proto,
+)
 
 
 class EndStream(Exception):
@@ -59,6 +65,7 @@ class ScriptedDrafts(pb_grpc.DraftServiceServicer):  # type: ignore[misc]
 
     info: ModelInfo
     script: Script
+    costs: Mapping[DrafterKind, DraftCosts] = field(default_factory=dict)
     num_streams: int = 0
     asks: list[Ask] = field(default_factory=list)
     asked: asyncio.Event = field(default_factory=asyncio.Event)
@@ -73,7 +80,8 @@ class ScriptedDrafts(pb_grpc.DraftServiceServicer):  # type: ignore[misc]
         self._held = []
 
     async def GetDraftModel(self, request: Any, context: Any) -> Any:
-        return pb.GetDraftModelResponse(model=model_info_to_proto(self.info))
+        costs = drafter_costs_to_proto(self.costs)
+        return pb.GetDraftModelResponse(model=model_info_to_proto(self.info), costs=costs)
 
     async def Draft(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
         self.num_streams += 1
@@ -141,11 +149,15 @@ def unknown_sequence() -> NotFoundError:
 
 
 @asynccontextmanager
-async def scripted_drafts(script: Script, fingerprint: str = "") -> AsyncIterator[tuple[ScriptedDrafts, str]]:
+async def scripted_drafts(
+    script: Script,
+    fingerprint: str = "",
+    costs: Mapping[DrafterKind, DraftCosts] | None = None,
+    kinds: tuple[DrafterKind, ...] = (DrafterKind.NGRAM, DrafterKind.MODEL),
+) -> AsyncIterator[tuple[ScriptedDrafts, str]]:
     """A running scripted draft service and its address."""
-    kinds = (DrafterKind.NGRAM, DrafterKind.MODEL)
     info = ModelInfo("scripted", fingerprint, 0, 10**6, "", "", drafters=kinds)
-    service = ScriptedDrafts(info, script)
+    service = ScriptedDrafts(info, script, costs or {})
     server = grpc.aio.server(options=server_options(1 << 24))
     pb_grpc.add_DraftServiceServicer_to_server(service, server)
     port = server.add_insecure_port("127.0.0.1:0")
