@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.estimates import (
@@ -139,6 +139,7 @@ def test_what_a_lookup_ignores_and_the_model_applies(sampling: SamplingParams) -
 # Survival
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.lists(st.floats(0, 1), min_size=1, max_size=8), max_size=20),
     st.floats(0, 10),

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.policy import (
@@ -120,6 +120,7 @@ def test_a_sequence_whose_lease_still_runs_is_not_counted_twice() -> None:
     assert plan.decisions[1].predicted_seconds == pytest.approx(alone.decisions[1].predicted_seconds)
 
 
+@settings(deadline=None)
 @given(
     st.lists(
         st.tuples(
@@ -495,6 +496,7 @@ views = st.builds(
 )
 
 
+@settings(deadline=None)
 @given(st.lists(sequences, max_size=5), views)
 def test_no_decision_breaks_a_limit_and_no_sequence_is_stuck(
     due: list[DueSequence], view: ReplicaView
