@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
@@ -177,7 +178,7 @@ class Choice:
             self._text.finish()
         self._say()
         self._said.is_last = True
-        self.request.notify()
+        self.request.notify(urgent=True)
 
 
 @dataclass
@@ -280,22 +281,29 @@ class Request:
         tokenizer: Tokenizer,
         deadline: float | None = None,
         traceparent: str = "",
+        pause: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """`deadline` in seconds since the epoch."""
+        """`deadline` in seconds since the epoch; `pause` tells how long a piece gathers, seconds."""
         self.id = request_id
         self.resolved = resolved
         self.deadline = deadline
         self.traceparent = traceparent
         self.choices = [Choice(self, index, self._text_stream(tokenizer)) for index in range(resolved.n)]
         self._changed = asyncio.Event()
+        self._pause = pause
+        self._next_piece = 0.0
+        self._alarm: asyncio.TimerHandle | None = None
 
     def _text_stream(self, tokenizer: Tokenizer) -> TextStream:
         min_tokens = self.resolved.sampling.min_tokens
         return TextStream(tokenizer.detokenizer(), self.resolved.stops, min_tokens)
 
-    def notify(self) -> None:
-        """Some choice has something to say."""
-        self._changed.set()
+    def notify(self, urgent: bool = False) -> None:
+        """Some choice has something to say: now if that is `urgent`, else when enough is gathered."""
+        if urgent or time.monotonic() >= self._next_piece:
+            self._changed.set()
+        elif self._alarm is None:
+            self._alarm = asyncio.get_running_loop().call_at(self._next_piece, self._changed.set)
 
     async def pieces(self) -> AsyncIterator[Piece]:
         """Pieces of all choices, each with all that had come by then, until all have ended."""
@@ -303,8 +311,12 @@ class Request:
         while num_running:
             await self._changed.wait()
             self._changed.clear()
+            if self._alarm is not None:
+                self._alarm.cancel()
+                self._alarm = None
             for choice in self.choices:
                 piece = choice.take_piece()
                 if piece is not None:
                     num_running -= piece.usage is not None
                     yield piece
+            self._next_piece = time.monotonic() + self._pause()

@@ -31,6 +31,8 @@ from specdecode.requests import GenerateRequest, Piece, ReplicaStatus, RouterSta
 
 logger = logging.getLogger(__name__)
 
+PIECE_SECONDS = 0.003
+"""Between two pieces for clients, whoever they are for: writing more often would take the models' cores."""
 _RETRY_SECONDS = 1.0
 _FIRST_DRAFT_SECONDS = 10.0
 
@@ -155,7 +157,9 @@ class Router:
         try:
             self._check_model(asked.model)
             resolved = await resolve(asked, self._tokenizer, self._limits())
-            request = Request(uuid.uuid4().hex, resolved, self._tokenizer, deadline, traceparent)
+            request = Request(
+                uuid.uuid4().hex, resolved, self._tokenizer, deadline, traceparent, self._piece_pause
+            )
             self._requests.add(request)
             try:
                 self._place(request.choices)
@@ -165,6 +169,10 @@ class Router:
                 self._withdraw(request)
         finally:
             self._num_requests -= 1
+
+    def _piece_pause(self) -> float:
+        """Seconds between two pieces of a request: what it costs to write one, for all that are open."""
+        return self._num_requests * PIECE_SECONDS
 
     def _check_model(self, name: str) -> None:
         served = [self._settings.model, *(link.info.name for link in self._links if link.info is not None)]

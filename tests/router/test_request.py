@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
 import pytest
@@ -248,3 +249,42 @@ def test_a_choices_figures_do_not_time_the_round_that_takes_in_the_prompt(byte_l
     choice.take(result(choice, [token], "p"), LEASED, now=9.0)
     (figures,) = choice.figures.report()
     assert (figures.num_rounds, figures.num_timed, figures.seconds) == (3, 1, 1.0)
+
+
+# When pieces are said
+
+
+async def test_the_first_piece_is_said_at_once_and_the_next_gathers_until_its_time_or_the_end(
+    smollm2: Tokenizer,
+) -> None:
+    choice = new_choice(smollm2)
+    request = choice.request
+    request._pause = lambda: 3600.0
+    ids = ids_of(smollm2, "abcd")
+    pieces = request.pieces()
+    choice.take(result(choice, ids[:1], "p"), LEASED, now=2.0)
+    assert (await anext(pieces)).text == "a"
+    second = asyncio.ensure_future(anext(pieces))
+    await asyncio.sleep(0)
+    choice.take(result(choice, ids[1:3], "pp"), LEASED, now=3.0)
+    await asyncio.sleep(0)
+    assert not second.done()
+    choice.take(result(choice, ids[3:], "p", finish_reason=FinishReason.LENGTH), LEASED, now=4.0)
+    last = await second
+    assert (last.text, last.finish_reason) == ("bcd", FinishReason.LENGTH)
+
+
+async def test_what_was_gathered_is_said_when_its_time_has_come(smollm2: Tokenizer) -> None:
+    choice = new_choice(smollm2)
+    request = choice.request
+    request._pause = lambda: 0.02
+    ids = ids_of(smollm2, "abc")
+    pieces = request.pieces()
+    choice.take(result(choice, ids[:1], "p"), LEASED, now=2.0)
+    assert (await anext(pieces)).text == "a"
+    second = asyncio.ensure_future(anext(pieces))
+    await asyncio.sleep(0)
+    for token_id in ids[1:]:
+        choice.take(result(choice, [token_id], "p"), LEASED, now=3.0)
+    assert not second.done()
+    assert (await asyncio.wait_for(second, 30)).text == "bc"
