@@ -9,7 +9,7 @@ A test may kill a service and start it again on its port, and look into the targ
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +23,7 @@ import target_service.__main__ as target_main
 from draft_service.loop import DraftLoop
 from draft_service.service import DraftServicer
 from specdecode.config import DraftSettings, RouterSettings, TargetSettings
+from specdecode.cost_tables import DraftCosts, StepCosts
 from specdecode.errors import SpecdecodeError
 from specdecode.requests import EmittedToken, Piece
 from specdecode.serving import Running, Server, connect
@@ -32,6 +33,7 @@ from specdecode.v1 import router_service_pb2 as pb
 from specdecode.v1 import router_service_pb2_grpc as router_grpc
 from specdecode.v1 import target_service_pb2_grpc as target_grpc
 from specdecode.wire import piece_from_proto
+from target_service.calibration import Recalibration
 from target_service.loop import EngineLoop
 from target_service.service import TargetServicer
 
@@ -165,14 +167,28 @@ class Drafts:
         await asyncio.to_thread(self.loop.stop)
 
 
-async def start_target(model: Path, port: int = 0, **settings: Any) -> Target:
-    """A target replica; `settings` are those of TargetSettings."""
+async def start_target(
+    model: Path,
+    port: int = 0,
+    costs: StepCosts | None = None,
+    recalibration_seconds: float | None = None,
+    **settings: Any,
+) -> Target:
+    """A target replica; `settings` are those of TargetSettings.
+
+    Args:
+        costs: as if measured; None: not calibrated.
+        recalibration_seconds: budget of measuring again while idle; None: never.
+    """
     chosen = TargetSettings(
         **({"num_blocks": 64, "dtype": "float32", "num_threads": 1} | settings), model=str(model)
     )
     replica = await asyncio.to_thread(target_main.build_replica, chosen)
+    if costs is not None:
+        replica.engine.meter.match.measured(costs)
+    again = recalibration_seconds and Recalibration(replica.engine, recalibration_seconds)
     server = Server([target_main.SERVICE_NAME], chosen.max_message_bytes)
-    loop = EngineLoop(replica.engine)
+    loop = EngineLoop(replica.engine, again or None)
     servicer = TargetServicer(loop, replica.info, server.draining)
     target_grpc.add_TargetServiceServicer_to_server(servicer, server.grpc)
     await server.start("127.0.0.1", port)
@@ -181,14 +197,16 @@ async def start_target(model: Path, port: int = 0, **settings: Any) -> Target:
     return Target(server, loop, replica)
 
 
-async def start_drafts(model: Path | None, port: int = 0, **settings: Any) -> Drafts:
-    """A draft service; without a model it offers the n-gram drafter alone."""
+async def start_drafts(
+    model: Path | None, port: int = 0, costs: Mapping[DrafterKind, DraftCosts] | None = None, **settings: Any
+) -> Drafts:
+    """A draft service; without a model it offers the n-gram drafter alone; `costs` as if measured."""
     fixed = {"num_blocks": 64, "dtype": "float32", "num_threads": 1, "ngram_min": 1}
     chosen = DraftSettings(**(fixed | settings), model=None if model is None else str(model))
     offer = await asyncio.to_thread(draft_main.build_offer, chosen)
     server = Server([draft_main.SERVICE_NAME], chosen.max_message_bytes)
     loop = DraftLoop(offer.drafters, chosen.max_sequences)
-    servicer = DraftServicer(loop, offer.info, server.draining)
+    servicer = DraftServicer(loop, offer.info, server.draining, costs or {})
     draft_grpc.add_DraftServiceServicer_to_server(servicer, server.grpc)
     await server.start("127.0.0.1", port)
     loop.start()
