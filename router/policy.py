@@ -334,7 +334,7 @@ class _Deciding:
         step_seconds = self._load.step_seconds or self._seconds
         if step_seconds <= 0:
             return longest
-        return max(min(int(self._policy.lease_seconds / step_seconds), longest), 1)
+        return max(int(min(self._policy.lease_seconds / step_seconds, longest)), 1)
 
 
 def _prospect(due: DueCandidates[DrafterKind], draft: _Draft) -> Prospect:

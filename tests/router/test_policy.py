@@ -412,6 +412,7 @@ def test_a_lease_lasts_until_the_router_should_have_control_back() -> None:
     assert decided(view=view).num_lease_tokens == 4
     assert decided(view=replace(view, load=replace(load, step_seconds=0.001))).num_lease_tokens == 16
     assert decided(view=replace(view, load=replace(load, step_seconds=3.0))).num_lease_tokens == 1
+    assert decided(view=replace(view, load=replace(load, step_seconds=5e-324))).num_lease_tokens == 16
     assert decided(view=view, mode=OFF).num_lease_tokens == 16
     assert decided(view=view, mode=OFF, num_remaining=5).num_lease_tokens == 5
 
