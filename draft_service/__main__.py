@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -119,7 +120,11 @@ async def start(settings: DraftSettings) -> Running:
     server = Server([SERVICE_NAME], settings.max_message_bytes)
     offer = await on_main_thread(partial(build_offer, settings))
     limits = (settings.max_sequences, settings.calibration, settings.calibration_seconds)
-    costs = await on_main_thread(partial(calibrate, offer.drafters, *limits))
+    stopped = threading.Event()
+    try:
+        costs = await on_main_thread(partial(calibrate, offer.drafters, *limits, stopped.is_set))
+    finally:
+        stopped.set()  # a signal that cancels the start ends measuring, too
     loop = DraftLoop(offer.drafters, settings.max_sequences)
     servicer = DraftServicer(loop, offer.info, server.draining, costs)
     pb_grpc.add_DraftServiceServicer_to_server(servicer, server.grpc)

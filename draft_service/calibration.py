@@ -8,6 +8,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from draft_service.drafting import Drafter, DraftSequence, SequenceKey
 from draft_service.model import ModelDrafter, ModelSequence
@@ -17,7 +18,7 @@ from specdecode.config import CalibrationMode
 from specdecode.cost_tables import Calibration, DraftCosts, DraftSample
 from specdecode.errors import InvalidArgumentError
 from specdecode.lm.pretended import PretendedKV
-from specdecode.measuring import InterleavedMedians, Runner, run_logged
+from specdecode.measuring import InterleavedMedians, Runner, StoppedError, never, run_logged
 from specdecode.types import DrafterKind, Method, OpenDraft, Propose, SamplingParams
 
 logger = logging.getLogger(__name__)
@@ -252,6 +253,7 @@ def calibration_of(
     seconds: float,
     refresh: bool,
     run: Runner = run_logged,
+    stopped: Callable[[], bool] = never,
 ) -> Calibration:
     """The drafters' costs as they are kept, or measured now, one drafter after the other.
 
@@ -261,12 +263,15 @@ def calibration_of(
         seconds: budget of measuring.
         refresh: measure in any case.
         run: shows how far it is.
+        stopped: whether to give up waiting for another process that measures.
 
     Raises:
         InvalidArgumentError: no budget, or nothing that could be measured.
+        StoppedError: given up.
     """
     key = draft_key(drafters)
-    return kept_or_measured(key, lambda: _measure(drafters, max_sequences, key, seconds, run), refresh)
+    measure = partial(_measure, drafters, max_sequences, key, seconds, run)
+    return kept_or_measured(key, measure, refresh, stopped)
 
 
 def _measure(
@@ -287,13 +292,20 @@ def _measure(
 
 
 def calibrate(
-    drafters: Mapping[DrafterKind, Drafter], max_sequences: int, mode: CalibrationMode, seconds: float
+    drafters: Mapping[DrafterKind, Drafter],
+    max_sequences: int,
+    mode: CalibrationMode,
+    seconds: float,
+    stopped: Callable[[], bool] = never,
 ) -> dict[DrafterKind, DraftCosts]:
-    """What the drafters cost: as kept, or measured now; nothing where that is off or impossible."""
+    """What the drafters cost: as kept, or measured now; nothing where that is off, impossible or stopped."""
     if mode == "off":
         return {}
     try:
-        found = calibration_of(drafters, max_sequences, seconds, refresh=mode == "refresh")
+        run = partial(run_logged, stopped=stopped)
+        found = calibration_of(drafters, max_sequences, seconds, mode == "refresh", run, stopped)
+    except StoppedError:
+        return {}
     except InvalidArgumentError as error:
         logger.warning("drafting can't be measured, costs stay unknown: %s", error.message)
         return {}

@@ -16,17 +16,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from filelock import FileLock
+from filelock import BaseFileLock, FileLock, Timeout
 
 from specdecode import __version__
 from specdecode.cache import cache_root
 from specdecode.cost_tables import Calibration
 from specdecode.errors import InvalidArgumentError
+from specdecode.measuring import StoppedError, never
 
 if TYPE_CHECKING:
     from specdecode.lm.model import LoadedModel
 
 logger = logging.getLogger(__name__)
+
+_LOCK_POLL_SECONDS = 0.2
 
 Role = Literal["target", "draft"]
 Key = Mapping[str, str]
@@ -106,12 +109,20 @@ def keep(calibration: Calibration) -> None:
         logger.warning("the calibration is not kept: %s", error)
 
 
-def kept_or_measured(key: Key, measure: Callable[[], Calibration], refresh: bool = False) -> Calibration:
+def kept_or_measured(
+    key: Key,
+    measure: Callable[[], Calibration],
+    refresh: bool = False,
+    stopped: Callable[[], bool] = never,
+) -> Calibration:
     """The calibration that is kept, if it is whole and of this key; else it is measured and kept.
 
     Of all processes of this machine one measures at a time, lest they measure one another.
+
+    Raises:
+        StoppedError: `stopped` said so while another process measured.
     """
-    with _measuring_alone():
+    with _measuring_alone(stopped):
         found = None if refresh else _usable(key)
         if found is None:
             found = measure()
@@ -130,19 +141,35 @@ def _usable(key: Key) -> Calibration | None:
 
 
 @contextmanager
-def _measuring_alone() -> Iterator[None]:
+def _measuring_alone(stopped: Callable[[], bool]) -> Iterator[None]:
+    lock = None
     try:
         calibration_dir().mkdir(parents=True, exist_ok=True)
         lock = FileLock(calibration_dir() / ".lock")
-        lock.acquire()
+        _acquire(lock, stopped)
     except OSError as error:
+        # A timeout of the lock is one, too, but is not let out of `_acquire`.
         logger.warning("other processes may measure at the same time: %s", error)
-        yield
-        return
     try:
         yield
     finally:
-        lock.release()
+        if lock is not None:
+            lock.release()
+
+
+def _acquire(lock: BaseFileLock, stopped: Callable[[], bool]) -> None:
+    told = False
+    while True:
+        try:
+            lock.acquire(timeout=_LOCK_POLL_SECONDS)
+        except Timeout:
+            if stopped():
+                raise StoppedError from None
+            if not told:
+                logger.info("another process of this machine measures; waiting for it")
+            told = True
+        else:
+            return
 
 
 def of_this_machine(model: str | None = None) -> Calibration:

@@ -132,11 +132,26 @@ Runner = Callable[[Work, str], None]
 """Does all of some work, and shows how far it is under a name."""
 
 
-def run_logged(work: Work, what: str) -> None:
-    """Does all of it, with a line in the log now and then."""
+class StoppedError(Exception):
+    """Nobody waits for what was measured any more."""
+
+
+def never() -> bool:
+    """What is asked whether to stop where nobody could want that."""
+    return False
+
+
+def run_logged(work: Work, what: str, stopped: Callable[[], bool] = never) -> None:
+    """Does all of it, with a line in the log now and then.
+
+    Raises:
+        StoppedError: before the next piece, once `stopped` says so.
+    """
     told = 0.0
     logger.info("%s", what)
     while work.progress < 1:
+        if stopped():
+            raise StoppedError
         work.advance()
         if work.progress >= told + _NEWS_SHARE:
             told = work.progress

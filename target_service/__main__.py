@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
+import threading
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -82,7 +83,11 @@ async def start(settings: TargetSettings) -> Running:
     server = Server([SERVICE_NAME], settings.max_message_bytes)
     replica = await on_main_thread(partial(build_replica, settings))
     mode, seconds = settings.calibration, settings.calibration_seconds
-    await on_main_thread(partial(calibrate, replica.engine, mode, seconds))
+    stopped = threading.Event()
+    try:
+        await on_main_thread(partial(calibrate, replica.engine, mode, seconds, stopped.is_set))
+    finally:
+        stopped.set()  # a signal that cancels the start ends measuring, too
     loop = EngineLoop(replica.engine, None if mode == "off" else Recalibration(replica.engine, seconds))
     servicer = TargetServicer(loop, replica.info, server.draining)
     pb_grpc.add_TargetServiceServicer_to_server(servicer, server.grpc)

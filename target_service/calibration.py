@@ -12,6 +12,7 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -21,7 +22,7 @@ from specdecode.cost_tables import Calibration, StepCosts, StepSample
 from specdecode.errors import InvalidArgumentError
 from specdecode.lm.pretended import PretendedKV
 from specdecode.lm.runner import PagedLM
-from specdecode.measuring import InterleavedMedians, Runner, run_logged
+from specdecode.measuring import InterleavedMedians, Runner, StoppedError, never, run_logged
 from specdecode.types import (
     MAX_DRAFT_TOKENS,
     DecodeFrame,
@@ -202,7 +203,13 @@ def target_key(engine: Engine) -> Key:
     )
 
 
-def calibration_of(engine: Engine, seconds: float, refresh: bool, run: Runner = run_logged) -> Calibration:
+def calibration_of(
+    engine: Engine,
+    seconds: float,
+    refresh: bool,
+    run: Runner = run_logged,
+    stopped: Callable[[], bool] = never,
+) -> Calibration:
     """The engine's costs as they are kept for it, or measured now, while no sequence is open.
 
     Args:
@@ -210,12 +217,14 @@ def calibration_of(engine: Engine, seconds: float, refresh: bool, run: Runner = 
         seconds: budget of measuring.
         refresh: measure in any case.
         run: shows how far it is.
+        stopped: whether to give up waiting for another process that measures.
 
     Raises:
         InvalidArgumentError: no budget, or nothing that could be measured.
+        StoppedError: given up.
     """
     key = target_key(engine)
-    return kept_or_measured(key, lambda: _measure(engine, key, seconds, run), refresh)
+    return kept_or_measured(key, lambda: _measure(engine, key, seconds, run), refresh, stopped)
 
 
 def _measure(engine: Engine, key: Key, seconds: float, run: Runner) -> Calibration:
@@ -229,14 +238,19 @@ def _measure(engine: Engine, key: Key, seconds: float, run: Runner) -> Calibrati
     return Calibration(key, costs)
 
 
-def calibrate(engine: Engine, mode: CalibrationMode, seconds: float) -> None:
-    """Gives the engine its costs: those that are kept for it, or measured now; none where that is off or
-    impossible.
+def calibrate(
+    engine: Engine, mode: CalibrationMode, seconds: float, stopped: Callable[[], bool] = never
+) -> None:
+    """Gives the engine its costs: those that are kept for it, or measured now; none where that is off,
+    impossible or stopped.
     """
     if mode == "off":
         return
     try:
-        found = calibration_of(engine, seconds, refresh=mode == "refresh")
+        run = partial(run_logged, stopped=stopped)
+        found = calibration_of(engine, seconds, mode == "refresh", run, stopped)
+    except StoppedError:
+        return
     except InvalidArgumentError as error:
         logger.warning("steps can't be measured, costs stay unknown: %s", error.message)
         return

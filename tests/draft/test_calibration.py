@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -146,6 +147,14 @@ def test_without_a_model_look_ups_alone_are_measured_under_another_key() -> None
 def test_off_measures_nothing(tmp_path: Path) -> None:
     assert calibrate(both(), 64, "off", BUDGET) == {}
     assert not list(tmp_path.iterdir())
+
+
+def test_a_start_that_is_stopped_keeps_nothing(tmp_path: Path) -> None:
+    looks = itertools.count()
+    drafters = both()
+    assert calibrate(drafters, 64, "auto", BUDGET, lambda: next(looks) == 3) == {}
+    assert next(looks) == 4
+    assert not list(tmp_path.glob("*/*.json"))
 
 
 def test_a_damaged_file_is_logged_and_measured_again(caplog: pytest.LogCaptureFixture) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import queue
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 from specdecode.calibrations import find, path_of
 from specdecode.cost_tables import Calibration, StepCosts
@@ -167,6 +169,26 @@ def test_off_measures_nothing(tmp_path: Path) -> None:
     calibrate(engine, "off", BUDGET)
     assert engine.costs is None
     assert not list(tmp_path.iterdir())
+
+
+def test_a_start_that_is_stopped_keeps_nothing_and_leaves_nothing(tmp_path: Path) -> None:
+    engine = make_engine()
+    looks = itertools.count()
+    calibrate(engine, "auto", BUDGET, lambda: next(looks) == 3)
+    assert next(looks) == 4
+    assert engine.costs is None
+    assert not list(tmp_path.glob("*/*.json"))
+    assert engine.lm.pool.num_free == engine.lm.pool.num_blocks
+
+
+def test_one_process_measures_at_a_time_and_a_stop_ends_the_wait(tmp_path: Path) -> None:
+    (tmp_path / "calibration").mkdir()
+    engine = make_engine()
+    with FileLock(tmp_path / "calibration" / ".lock", is_singleton=False):
+        calibrate(engine, "auto", BUDGET, lambda: True)
+        assert engine.costs is None
+    calibrate(engine, "auto", BUDGET)
+    assert engine.costs is not None
 
 
 def test_other_limits_are_another_calibration() -> None:
