@@ -97,8 +97,8 @@ class Tally:
             self._count_seconds(seconds, result.times.step * num_rounds, len(origins), num_rounds)
             if round_.predicted_seconds > 0:
                 self._count_prediction(round_, len(origins), seconds, num_rounds)
-        if round_.outlook is not None:
-            self._count_regret(round_.outlook)
+            if round_.outlook is not None:
+                self._count_regret(round_.outlook)
 
     def _count_run(self, drafted: int, accepted: int, num_rounds: int) -> None:
         for length in range(len(self.runs), drafted + 1):

@@ -22,6 +22,7 @@ from router.reasons import DecisionReason
 from router.regret import Outlook
 from router.request import Round
 from specdecode import wire
+from specdecode.cost_tables import DraftCosts, StepCosts
 from specdecode.figures import FigureLabel, Figures, speedup, speedups
 from specdecode.types import DrafterKind, Method, Origin, StepResult, StepTimes
 from specdecode.v1 import router_service_pb2 as pb
@@ -150,13 +151,21 @@ def test_counts_of_a_hand_computed_mix_of_rounds() -> None:
 
 def test_a_round_that_took_in_the_prompt_is_counted_and_not_timed() -> None:
     tally = Tally()
-    opening = Round(None, DecisionReason.FIRST_TOKEN, 0.0, predicted_emitted=1.0, predicted_seconds=0.1)
+    outlook = Outlook(1.0, (0.0,))
+    opening = Round(
+        None,
+        DecisionReason.FIRST_TOKEN,
+        0.0,
+        predicted_emitted=1.0,
+        predicted_seconds=0.1,
+        outlook=outlook,
+    )
     tally.count(result(0), (P,), opening, None)
     tally.count(result(0), (P, P), PLAIN, 0.25)
     figures = tally.figures(LABEL)
     assert (figures.num_rounds, figures.num_emitted, figures.num_timed, figures.timed_emitted) == (3, 3, 2, 2)
     assert figures.seconds_per_token == 0.125
-    assert figures.predictions.num_rounds == 0
+    assert figures.predictions.num_rounds == figures.regret.num_rounds == 0
 
 
 def test_no_rounds_are_no_shares() -> None:
@@ -369,3 +378,27 @@ async def test_what_still_runs_is_in_the_aggregates_and_stays_when_it_is_cancell
     await services.all_is_free()
     ended = [e for e in await figures_of(services) if e.label.traffic_class == "cancelled"]
     assert sum(entry.num_emitted for entry in ended) >= sum(entry.num_emitted for entry in running)
+
+
+async def test_what_decisions_expected_is_told_beside_what_came(model: Path) -> None:
+    costs = {DrafterKind.MODEL: DraftCosts(pass_seconds=1e-5)}
+    async with Services.started(
+        model, model, target={"costs": StepCosts(0.01, 1e-6)}, draft={"costs": costs}
+    ) as calibrated:
+        request = request_for(temperature=0, max_tokens=200, ignore_eos=True)
+        request.speculation.drafter = MODEL
+        answer = await calibrated.generate_one(reporting(request, ""))
+    check_report(answer)
+    report = answer.pieces[-1].report
+    predicted = [record for record in answer.rounds if record.predicted_seconds > 0 and record.index]
+    assert sum(entry.predictions.num_rounds for entry in report) == len(predicted) > 0
+    assert sum(entry.predictions.predicted_emitted for entry in report) == pytest.approx(
+        sum(record.predicted_emitted for record in predicted), rel=1e-5
+    )
+    assert sum(entry.predictions.emitted for entry in report) == sum(r.num_emitted for r in predicted)
+    compared = [entry.regret for entry in report if entry.regret.num_rounds]
+    assert compared
+    for regret in compared:
+        # γ 0 to 8, the cap of requests that name none.
+        assert len(regret.lost) == 9
+        assert regret.expected >= regret.num_rounds
