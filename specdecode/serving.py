@@ -290,6 +290,8 @@ def on_main_thread(work: Callable[[], T]) -> asyncio.Future[T]:
     done: Future[T] = Future()
 
     def run() -> None:
+        if not done.set_running_or_notify_cancel():
+            return
         try:
             done.set_result(work())
         except BaseException as error:  # noqa: BLE001 - whoever waits for the result is told
