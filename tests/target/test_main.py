@@ -47,6 +47,11 @@ async def run_until(model: Path, cache: Path, line: str, *options: str) -> tuple
             await target.wait()
 
 
+def kept(cache: Path) -> list[Path]:
+    """Calibrations in a cache."""
+    return list(cache.glob("calibration/*.json"))
+
+
 async def test_a_signal_while_it_measures_ends_it_at_once_and_well(model: Path, tmp_path: Path) -> None:
     options = ("--calibration=refresh", "--calibration-seconds=3600")
     code, log = await run_until(model, tmp_path, "measuring how long steps", *options)
@@ -54,7 +59,7 @@ async def test_a_signal_while_it_measures_ends_it_at_once_and_well(model: Path, 
     assert "stopped before it had started" in log
     assert "Traceback" not in log
     assert "serving" not in log
-    assert not list(tmp_path.glob("calibration/*.json"))
+    assert not kept(tmp_path)
 
 
 async def test_the_second_start_uses_what_the_first_measured(model: Path, tmp_path: Path) -> None:
