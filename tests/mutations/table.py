@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.mutations import kv, maths, services
+from tests.mutations import figures, kv, maths, services
 from tests.mutations.mutation import Mutation
 
 MUTATIONS: tuple[Mutation, ...] = (
@@ -15,4 +15,6 @@ MUTATIONS: tuple[Mutation, ...] = (
     *services.target(),
     *services.drafter(),
     *services.router(),
+    *figures.figures(),
+    *figures.run_time_policy(),
 )
