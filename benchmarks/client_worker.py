@@ -100,14 +100,25 @@ async def _stopped(watch: asyncio.Task[list[float]]) -> float | None:
 
 
 def _request(job: Job, index: int, prompt: JobPrompt) -> pb.GenerateRequest:
-    mode = pb.SPECULATION_MODE_ON if job.num_draft_tokens else pb.SPECULATION_MODE_OFF
     return pb.GenerateRequest(
         chat=pb.ChatPrompt(messages=[pb.ChatMessage(role="user", content=prompt.text)]),
-        sampling=pb.SamplingOptions(temperature=0.0, max_tokens=job.max_tokens, ignore_eos=True),
-        speculation=pb.SpeculationOptions(
-            mode=mode, num_draft_tokens=job.num_draft_tokens, drafter=types_pb2.DRAFTER_KIND_NGRAM
+        sampling=pb.SamplingOptions(
+            temperature=job.temperature, top_p=0.95, max_tokens=job.max_tokens, ignore_eos=True
         ),
+        speculation=_speculation(job),
         cache_salt=job.salt_of(index),
+    )
+
+
+def _speculation(job: Job) -> pb.SpeculationOptions:
+    if job.auto:
+        return pb.SpeculationOptions(mode=pb.SPECULATION_MODE_AUTO)
+    if not job.num_draft_tokens:
+        return pb.SpeculationOptions(mode=pb.SPECULATION_MODE_OFF)
+    return pb.SpeculationOptions(
+        mode=pb.SPECULATION_MODE_ON,
+        num_draft_tokens=job.num_draft_tokens,
+        drafter=types_pb2.DRAFTER_KIND_NGRAM,
     )
 
 

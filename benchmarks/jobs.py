@@ -26,11 +26,13 @@ class JobPrompt:
 
 @dataclass(frozen=True)
 class Job:
-    """Generate `max_tokens` tokens for each prompt, all at once, at temperature 0, whatever ends a text.
+    """Generate `max_tokens` tokens for each prompt, all at once, whatever ends a text.
 
     Attributes:
         salt: keeps the prefix cache from knowing prompts of earlier jobs.
         num_draft_tokens: γ; 0 is speculation off. Only the services speculate.
+        auto: let the router decide, whatever `num_draft_tokens` says.
+        temperature: above 0 only the services sample, without a seed.
         watch_kv: look at the KV pool while it runs; such a run is not to be timed.
     """
 
@@ -38,6 +40,8 @@ class Job:
     max_tokens: int
     salt: str
     num_draft_tokens: int = 0
+    auto: bool = False
+    temperature: float = 0.0
     watch_kv: bool = False
 
     def salt_of(self, index: int) -> bytes:

@@ -95,7 +95,7 @@ class Worker(Process):
 
 
 class Services:
-    """Target, draft service (n-gram only) and router on free ports of loopback.
+    """Target, draft service (n-gram only unless it is given a model) and router on free ports of loopback.
 
     Attributes:
         address: the router's host:port.
@@ -103,13 +103,19 @@ class Services:
     """
 
     def __init__(
-        self, stack: ExitStack, model: str, target_options: Sequence[str], logs: Path, threads: int
+        self,
+        stack: ExitStack,
+        model: str,
+        target_options: Sequence[str],
+        logs: Path,
+        threads: int,
+        draft_options: Sequence[str] = (),
     ) -> None:
         target_port, draft_port, router_port = _free_ports(3)
         target, draft, self.address = (f"127.0.0.1:{p}" for p in (target_port, draft_port, router_port))
         arguments = {
             "target": ["target_service", "--port", str(target_port), "--model", model, *target_options],
-            "draft": ["draft_service", "--port", str(draft_port)],
+            "draft": ["draft_service", "--port", str(draft_port), *draft_options],
             "router": [
                 *("router", "--port", str(router_port), "--model", model),
                 *("--targets", target, "--draft", draft),
