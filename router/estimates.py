@@ -166,15 +166,14 @@ class RequestClass:
         prior = _FIRST_ALPHA[self.key.drafter]
         base = None if self.parent is None else self.parent.hazards
         hazards = []
-        for position in range(MAX_DRAFT_TOKENS):
+        for position, (tested, passed) in enumerate(zip(self.tested, self.passed, strict=True)):
             if base is not None:
                 prior = 1 - base[position]
-            if position < len(self.tested):
-                # Without a parent, a position leans on the one before it.
-                passed = self.passed[position] + _PRIOR_TESTS * prior
-                prior = passed / (self.tested[position] + _PRIOR_TESTS)
+            # Without a parent, a position leans on the one before it.
+            prior = (passed + _PRIOR_TESTS * prior) / (tested + _PRIOR_TESTS)
             hazards.append(1 - prior)
-        return hazards
+        num_missing = MAX_DRAFT_TOKENS - len(hazards)
+        return hazards + ([1 - prior] * num_missing if base is None else base[len(hazards) :])
 
 
 class Estimates:
@@ -182,6 +181,7 @@ class Estimates:
 
     def __init__(self) -> None:
         self._classes: OrderedDict[ClassKey, RequestClass] = OrderedDict()
+        self._noted: dict[RequestClass, tuple[list[float], list[float]]] = {}
 
     def __len__(self) -> int:
         return len(self._classes)
@@ -196,6 +196,20 @@ class Estimates:
                 self._classes.popitem(last=False)
         self._classes.move_to_end(key)
         return found
+
+    def note(self, own: RequestClass, tested: Sequence[float], passed: Sequence[float]) -> None:
+        """Takes down one round of a class; counted by `settle`."""
+        noted = self._noted.setdefault(own, ([0.0] * MAX_DRAFT_TOKENS, [0.0] * MAX_DRAFT_TOKENS))
+        for position, (reached, kept) in enumerate(zip(tested, passed, strict=True)):
+            noted[0][position] += reached
+            noted[1][position] += kept
+
+    def settle(self) -> None:
+        """Counts what was noted: once a step, since every class that another leans on changes with it."""
+        noted, self._noted = self._noted, {}
+        for own, (tested, passed) in noted.items():
+            length = next(i for i in range(MAX_DRAFT_TOKENS, -1, -1) if i == 0 or tested[i - 1])
+            own.observe(tested[:length], passed[:length])
 
     def to_json(self) -> dict[str, Any]:
         """The versioned document; `from_json` reads it."""

@@ -115,7 +115,7 @@ class DrafterHistory:
         self._failures = memory * self._failures + sum(tested) - sum(passed)
         self._expected = memory * self._expected + expected
         if not self._is_alone:
-            self._class.observe(tested, passed)
+            self._estimates.note(self._class, tested, passed)
 
     def _count(self, num_accepted: int, num_drafted: int) -> None:
         num_tested = num_accepted + (num_accepted < num_drafted)

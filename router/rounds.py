@@ -294,6 +294,7 @@ class ReplicaLoop:
         if not due:
             return
         self._num_decided += 1
+        self._estimates.settle()
         plan = decide(describe(due, self._drafts, self.policy), self._view(due))
         self._probe_seconds -= plan.probe_seconds
         for seat, decision in zip(due, plan.decisions, strict=True):

@@ -95,6 +95,21 @@ def test_a_class_of_its_own_leaves_its_parent_as_it_is_seen_more() -> None:
     assert alphas(estimates, key(traffic_class="mail"))[0] > 0.7
 
 
+def test_what_is_noted_of_many_requests_counts_once_it_is_settled() -> None:
+    noted, observed = Estimates(), Estimates()
+    for of in (key(), key(traffic_class="code"), key(num_output=20)):
+        for tested, passed in (([1.0, 0.5], [0.5, 0.25]), ([1.0], [0.0]), ([1.0, 1.0, 0.5], [1.0, 0.5, 0.5])):
+            noted.note(noted.of(of), tested, passed)
+            observed.of(of).observe(tested, passed)
+    fresh = alphas(Estimates(), key())
+    assert alphas(noted, key()) == fresh
+    noted.settle()
+    assert alphas(noted, key()) == pytest.approx(alphas(observed, key()))
+    settled = alphas(noted, key())
+    noted.settle()
+    assert alphas(noted, key()) == settled
+
+
 def test_drafters_learn_apart() -> None:
     estimates = Estimates()
     before = alphas(estimates, key(NGRAM))
@@ -183,8 +198,20 @@ def request(**sampling: Any) -> ResolvedRequest:
     )
 
 
-def history(estimates: Estimates, drafter: DrafterKind = NGRAM, **sampling: Any) -> DrafterHistory:
-    return DrafterHistory(drafter, "", request(**sampling), estimates)
+class History(DrafterHistory):
+    """One whose rounds are counted at once."""
+
+    def verified(self, result: StepResult, num_asked: int) -> None:
+        super().verified(result, num_asked)
+        self._estimates.settle()
+
+    def said_nothing(self) -> None:
+        super().said_nothing()
+        self._estimates.settle()
+
+
+def history(estimates: Estimates, drafter: DrafterKind = NGRAM, **sampling: Any) -> History:
+    return History(drafter, "", request(**sampling), estimates)
 
 
 def verified(num_drafted: int, num_accepted: int, finish: FinishReason | None = None) -> StepResult:
