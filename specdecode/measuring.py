@@ -14,8 +14,6 @@ logger = logging.getLogger(__name__)
 
 _MOST_REPEATS = 15
 _WANTED_REPEATS = 3
-_FIRST_SHARE = 0.4
-"""Of the budget that the first repeat, which finds out how long each point takes, may use."""
 _KEPT_POINTS = 2
 """Never given up: through one point there is no line."""
 _NEWS_SHARE = 0.25
@@ -35,11 +33,12 @@ class Work(Protocol):
 
 
 class InterleavedMedians(Generic[P]):
-    """Medians of repeats that go over all points in turn, there and back, so that a machine that gets slower
-    for a while slows every point down alike.
+    """Medians of repeats that go over all points in turn, so that a machine that gets slower for a while
+    slows every point down alike.
 
-    The first repeat only warms up, where two more follow. Points that would leave no time for three repeats
-    are given up, the last ones first. Time between two calls of `advance` does not count.
+    The first repeat only warms up, where two more follow. Each of the first three may use its share of what
+    is left of the budget and ends there: the last points are then measured less often, or not at all. Time
+    between two calls of `advance` does not count.
 
     Args:
         points: in rising order of what they cost, as far as known; at least two.
@@ -64,20 +63,15 @@ class InterleavedMedians(Generic[P]):
         self._budget = seconds
         self._clock = clock
         self._values: dict[P, list[float]] = {}
-        self._took: dict[P, float] = {}
         self._coming = list(points)
         self._repeats = 0
         self._spent = 0.0
-
-    @property
-    def done(self) -> bool:
-        """Whether there is no time, or no need, for another repeat."""
-        return not self._coming
+        self._repeat_ends = seconds / _WANTED_REPEATS
 
     @property
     def progress(self) -> float:
-        """Share of the budget, or of the repeats, that is used up; 1 when done."""
-        if self.done:
+        """Share of the budget, or of the repeats, that is used up; 1 when there will be no more."""
+        if not self._coming:
             return 1.0
         passed = (self._repeats + 1 - len(self._coming) / len(self._points)) / _MOST_REPEATS
         return min(max(self._spent / self._budget, passed), 0.999)
@@ -87,45 +81,33 @@ class InterleavedMedians(Generic[P]):
         began = self._clock()
         point = self._coming.pop(0)
         self._values.setdefault(point, []).append(self._measure(point))
-        self._took[point] = self._clock() - began
-        self._spent += self._took[point]
-        if self._repeats == 0 and self._spent > _FIRST_SHARE * self._budget:
-            self._give_up(self._coming[max(_KEPT_POINTS - len(self._values), 0) :])
-        elif self._repeats > 0 and self._spent > self._budget:
-            self._coming = []
-            return
-        if not self._coming:
-            self._begin_repeat()
+        self._spent += self._clock() - began
+        measured = len(self._points) - len(self._coming)
+        if not self._coming or (self._spent >= self._repeat_ends and measured >= _KEPT_POINTS):
+            self._end_repeat()
 
     def medians(self) -> dict[P, float]:
-        """Seconds of every point that was measured, in the order given."""
-        medians = {}
-        for point in self._points:
-            values = self._values.get(point, [])
-            if values:
-                # Of two, the first may have paid for what is set up lazily.
-                medians[point] = statistics.median(values[1:]) if len(values) > 2 else min(values)
-        return medians
+        """Seconds of every point that was measured more than once, as soon as two of them were; in the order
+        given.
+        """
+        counted = {point: values for point, values in self._values.items() if len(values) > 1}
+        if len(counted) < _KEPT_POINTS:
+            counted = self._values
+        return {point: _usual(counted[point]) for point in self._points if point in counted}
 
-    def _begin_repeat(self) -> None:
+    def _end_repeat(self) -> None:
         self._repeats += 1
-        if self._repeats == 1:
-            self._keep_affordable()
+        goes_on = self._repeats < _MOST_REPEATS and self._spent < self._budget
+        self._coming = list(self._points) if goes_on else []
         left = self._budget - self._spent
-        if self._repeats < _MOST_REPEATS and sum(self._took[point] for point in self._points) <= left:
-            self._coming = self._points[:: -1 if self._repeats % 2 else 1]
+        self._repeat_ends = self._spent + left / max(_WANTED_REPEATS - self._repeats, 1)
 
-    def _keep_affordable(self) -> None:
-        left = self._budget - self._spent
-        while len(self._points) > _KEPT_POINTS:
-            if _WANTED_REPEATS * sum(self._took[point] for point in self._points) <= left:
-                break
-            self._give_up(self._points[-1:])
 
-    def _give_up(self, points: Sequence[P]) -> None:
-        gone = set(points)
-        self._points = [point for point in self._points if point not in gone]
-        self._coming = [point for point in self._coming if point not in gone]
+def _usual(values: Sequence[float]) -> float:
+    """The median, without the first where there are others; of two the smaller: the first may have paid for
+    what is set up lazily.
+    """
+    return statistics.median(values[1:]) if len(values) > 2 else min(values)
 
 
 Runner = Callable[[Work, str], None]
