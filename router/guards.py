@@ -6,7 +6,7 @@ every request; the rolling acceptance binds those that leave γ to the router, o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from router.decisions import DueSequence, Offer
@@ -37,7 +37,7 @@ class Guarded(NamedTuple):
     reason: DecisionReason | None = None
 
 
-def guard(sequence: DueSequence, policy: PolicySettings, cheap: frozenset[DrafterKind]) -> Guarded:
+def guard(sequence: DueSequence, policy: PolicySettings, cheap: Collection[DrafterKind]) -> Guarded:
     """What may be drafted for a sequence. `cheap`: drafters that cost next to nothing of a step."""
     cap = cap_of(sequence, policy)
     reason = _guard_sequence(sequence, policy, cap)
@@ -46,12 +46,13 @@ def guard(sequence: DueSequence, policy: PolicySettings, cheap: frozenset[Drafte
     limit = min(cap, sequence.num_remaining - 1)
     allowed, resting, reasons = [], [], []
     for offer in sequence.offers:
-        reason = _guard_offer(offer)
-        if reason is not None:
-            reasons.append(reason)
+        reason = None if offer.state is DrafterState.READY else _STATES[offer.state]
+        room = limit if offer.room is None else min(limit, offer.room)
+        if reason is not None or room <= 0:
+            reasons.append(reason or DecisionReason.CONTEXT_FULL)
             continue
-        opening = Opening(offer, limit if offer.room is None else min(limit, offer.room))
-        if _accepts_enough(sequence, offer, policy, offer.drafter in cheap):
+        opening = Opening(offer, room)
+        if offer.acceptance is None or _accepts_enough(sequence, offer, policy, offer.drafter in cheap):
             allowed.append(opening)
         else:
             resting.append(opening)
@@ -91,17 +92,8 @@ _STATES = {
 }
 
 
-def _guard_offer(offer: Offer) -> DecisionReason | None:
-    if offer.state is not DrafterState.READY:
-        return _STATES[offer.state]
-    if offer.room is not None and offer.room <= 0:
-        return DecisionReason.CONTEXT_FULL
-    return None
-
-
 def _accepts_enough(sequence: DueSequence, offer: Offer, policy: PolicySettings, is_cheap: bool) -> bool:
-    if offer.acceptance is None:
-        return True
+    assert offer.acceptance is not None
     least = sequence.min_acceptance
     if least is None:
         if sequence.is_forced:

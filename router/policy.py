@@ -42,7 +42,7 @@ __all__ = [
 IMPATIENT_LEASE_TOKENS = 4
 """Tokens leased at once while the drafter can't be asked: few, so that drafting resumes soon."""
 PROBE_DRAFT_TOKENS = 2
-_MAX_PROBES = 4
+_MAX_PROBES = 2
 _CHEAP_LENGTH = 4
 _LASTING = frozenset(
     {
@@ -125,13 +125,13 @@ class _Deciding:
             sequences=max(self._load.num_running - len(self._due), 0),
         )
 
-    def _cheap_drafters(self) -> frozenset[DrafterKind]:
+    def _cheap_drafters(self) -> tuple[DrafterKind, ...]:
         if self._steps is None:
-            return frozenset()
+            return ()
         count = len(self._due)
         most = self._policy.cheap_draft_share * self._steps.step(count)
         lengths = [_CHEAP_LENGTH] * count
-        return frozenset(kind for kind, costs in self._view.drafts.items() if costs.round(lengths) < most)
+        return tuple(kind for kind, costs in self._view.drafts.items() if costs.round(lengths) < most)
 
     def _free_slots(self) -> tuple[int | None, DecisionReason]:
         running = max(self._load.num_running, len(self._due))
@@ -193,7 +193,8 @@ class _Deciding:
         )
 
     def _candidates(self, allowed: Sequence[Opening]) -> tuple[Candidate[DrafterKind], ...]:
-        drafts, hysteresis = self._view.drafts, self._policy.hysteresis
+        # A tuple is searched by identity, a mapping by hash, which is slow for members of an enum.
+        drafts, hysteresis = tuple(self._view.drafts), self._policy.hysteresis
         return tuple(
             Candidate(opening.offer.drafter, _sticky(opening, hysteresis))
             for opening in allowed

@@ -250,20 +250,25 @@ def _survival_array(
     due: Sequence[DueCandidates[D]], drafts: Mapping[D, DraftCosts]
 ) -> tuple[Floats, list[D]]:
     """[drafters, N, K] survivals, NEVER where nothing is offered, and the drafters that offer anything."""
-    offers = [{offer.drafter: offer.survivals for offer in sequence.candidates} for sequence in due]
-    for index, (sequence, offer) in enumerate(zip(due, offers, strict=True)):
-        if len(offer) < len(sequence.candidates):
-            raise InvalidArgumentError.of(f"due[{index}].candidates", "one drafter stands twice")
-    offered = list(dict.fromkeys(itertools.chain.from_iterable(offers)))
+    offered: list[D] = []
+    rows: list[list[tuple[float, ...]]] = []
+    for index, sequence in enumerate(due):
+        for candidate in sequence.candidates:
+            if candidate.drafter not in offered:
+                offered.append(candidate.drafter)
+                rows.append([()] * len(due))
+            row = rows[offered.index(candidate.drafter)]
+            if row[index]:
+                raise InvalidArgumentError.of(f"due[{index}].candidates", "one drafter stands twice")
+            row[index] = candidate.survivals
     for drafter in offered:
         if drafter not in drafts:
             raise InvalidArgumentError.of("drafts", f"the costs of {drafter} are missing")
-    depth = max((len(survival) for offer in offers for survival in offer.values()), default=0)
+    depth = max((len(survival) for row in rows for survival in row), default=0)
     padding = (NEVER,) * depth
     flat: list[float] = []
-    for drafter in offered:
-        for offer in offers:
-            survival = offer.get(drafter, ())
+    for row in rows:
+        for survival in row:
             flat += survival
             flat += padding[len(survival) :]
     array = np.array(flat).reshape(len(offered), len(due), depth)
