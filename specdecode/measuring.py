@@ -14,6 +14,8 @@ logger = logging.getLogger(__name__)
 
 _MOST_REPEATS = 15
 _WANTED_REPEATS = 3
+_HELD_UP = 2.0
+"""A repeat that takes so many times as long as the fastest one was held up."""
 _KEPT_POINTS = 2
 """Never given up: through one point there is no line."""
 _NEWS_SHARE = 0.25
@@ -104,10 +106,12 @@ class InterleavedMedians(Generic[P]):
 
 
 def _usual(values: Sequence[float]) -> float:
-    """The median, without the first where there are others; of two the smaller: the first may have paid for
-    what is set up lazily.
+    """The median of the repeats that nothing held up: neither what is set up lazily in the first, where there
+    are more than two, nor another process (a step of two threads that has to share a core with one takes 50
+    times as long).
     """
-    return statistics.median(values[1:]) if len(values) > 2 else min(values)
+    undisturbed = [value for value in values if value <= _HELD_UP * min(values)]
+    return statistics.median(undisturbed[1:] if len(undisturbed) > 2 else [min(undisturbed)])
 
 
 Runner = Callable[[Work, str], None]
