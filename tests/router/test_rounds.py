@@ -22,7 +22,8 @@ from tests.services import Answer, RouterUnderTest, start_router
 
 MEMORY_BOUND = StepCosts(0.010, 1e-6)
 COMPUTE_BOUND = StepCosts(1e-6, 0.010)
-LOAD = LoadSnapshot(num_running=1, num_free_blocks=1000, num_blocks=1000, step_seconds=0.010)
+# Drafting takes what it takes on this machine, which must not count.
+LOAD = LoadSnapshot(num_running=1, num_free_blocks=1000, num_blocks=1000, step_seconds=0.010, idle_share=0.0)
 CHEAP = DraftCosts(base_seconds=1e-6, token_seconds=1e-9, single_pass=True)
 NGRAM_ALONE = {DrafterKind.NGRAM: CHEAP}
 
@@ -145,14 +146,19 @@ async def test_without_costs_nothing_is_drafted_and_the_round_says_so(model: Pat
 
 
 async def test_speculation_follows_the_load_both_ways(model: Path) -> None:
-    async with bench(model, StepCosts(0.010, 0.0001)) as services:
+    def accepts(sequence: Any, verify: Any) -> int:
+        return min(len(verify.drafted), sequence.length % 3)
+
+    async with bench(model, StepCosts(0.010, 0.001), accepts=accepts) as services:
         answer = Answer()
         async for message in services.router.call(automatic(600)):
             answer.hear(piece_from_proto(message))
             done = len(answer.tokens)
             busy = 200 <= done < 400
             services.target.load = (
-                replace(LOAD, num_running=500, num_ordered=499, num_ordered_tokens=499, expected_emitted=499)
+                replace(
+                    LOAD, num_running=5000, num_ordered=4999, num_ordered_tokens=4999, expected_emitted=4999
+                )
                 if busy
                 else LOAD
             )
@@ -265,9 +271,7 @@ async def test_the_length_never_depends_on_what_is_drafted(model: Path) -> None:
         def script(ask: Ask) -> Draft:
             return ask.draft((token,) * ask.order.num_draft_tokens)
 
-        # Drafting takes what it takes on this machine, which must not count here.
-        load = replace(LOAD, idle_share=0.0)
-        async with bench(model, script=script, accepts=lambda s, v: s.length % 2, load=load) as services:
+        async with bench(model, script=script, accepts=lambda s, v: s.length % 2) as services:
             await services.answer(automatic(60, temperature=1.0))
             asked = [ask.order.num_draft_tokens for ask in services.drafts.asks]
             sent = [len(verify.drafted) for frame in services.target.orders for verify in frame.verifies]
