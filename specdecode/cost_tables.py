@@ -64,6 +64,8 @@ class StepCosts:
         cached_token_seconds: c, for one cached token attended to.
         overhead_seconds: spent in every step outside the forward; no part of the ridge.
         sequence_seconds: one sequence more in the step, whatever its tokens.
+        attention_seconds: one token in flight that attends to one cached token, beside what reading it once
+            costs: attention that is bound by arithmetic.
         prefill_share: what a token that needs no logits costs of one that does, in [0, 1].
         tokens: [P] measured tokens in flight, rising; empty: the fit alone.
         seconds: [P] step time at those with every token needing logits and nothing cached, without what the
@@ -83,11 +85,12 @@ class StepCosts:
     buckets: tuple[int, ...] = ()
     residual: float = 0.0
     sequence_seconds: float = 0.0
+    attention_seconds: float = 0.0
     samples: tuple[StepSample, ...] = ()
 
     def __post_init__(self) -> None:
         parts = ("base_seconds", "token_seconds", "cached_token_seconds", "overhead_seconds")
-        _check_at_least_zero(self, *parts, "sequence_seconds", "residual")
+        _check_at_least_zero(self, *parts, "sequence_seconds", "attention_seconds", "residual")
         if self.base_seconds + self.token_seconds <= 0:
             raise InvalidArgumentError.of("base_seconds", "a step must take more than 0 seconds")
         if not 0 <= self.prefill_share <= 1:
@@ -112,12 +115,14 @@ class StepCosts:
         tokens, rows, cached, sequences, seconds = np.array(
             [(s.tokens, s.rows, s.cached_tokens, s.sequences, s.seconds) for s in samples], dtype=np.float64
         ).T
-        columns = np.stack([np.ones_like(tokens), tokens - rows, rows, cached, sequences], axis=1)
-        base, hidden, row, per_cached, sequence = _nonnegative_fit(columns, seconds)
+        attended = np.where(sequences > 0, tokens * cached / np.maximum(sequences, 1), 0.0)
+        columns = np.stack([np.ones_like(tokens), tokens - rows, rows, cached, sequences, attended], axis=1)
+        base, hidden, row, per_cached, sequence, attention = _nonnegative_fit(columns, seconds)
         # A token without logits never costs more than one with them.
         hidden = min(hidden, row)
-        fitted = columns @ np.array([base, hidden, row, per_cached, sequence])
-        correction = (row - hidden) * (tokens - rows) - per_cached * cached - sequence * sequences
+        fitted = columns @ np.array([base, hidden, row, per_cached, sequence, attention])
+        correction = (row - hidden) * (tokens - rows) - per_cached * cached
+        correction -= sequence * sequences + attention * attended
         sizes = np.unique(tokens)
         medians = np.array(
             [_least_corrected(seconds[tokens == size], correction[tokens == size]) for size in sizes]
@@ -132,14 +137,15 @@ class StepCosts:
             buckets=buckets,
             residual=float(np.median(np.abs(fitted - seconds) / seconds)),
             sequence_seconds=float(sequence),
+            attention_seconds=float(attention),
             samples=tuple(samples),
         )
 
     def fitted(self, tokens: float, rows: float, cached_tokens: float, sequences: float = 0) -> float:
         """Seconds of a step by the fit alone."""
         counted = rows + self.prefill_share * (tokens - rows)
-        fixed = self.overhead_seconds + self.base_seconds + self.sequence_seconds * sequences
-        return fixed + self.token_seconds * counted + self.cached_token_seconds * cached_tokens
+        fixed = self.overhead_seconds + self.base_seconds
+        return fixed + self.token_seconds * counted + float(self._contexts(tokens, cached_tokens, sequences))
 
     @property
     def ridge(self) -> float:
@@ -159,21 +165,27 @@ class StepCosts:
             tokens: [...] tokens in flight.
             rows: [...] of those, how many need logits; all of them unless given.
             cached_tokens: kv, the same for all.
-            sequences: the same for all; what they cost besides their tokens is counted only if given.
+            sequences: the same for all; what they and their attention cost is counted only if given. Tokens
+                and contexts count as dealt out evenly.
         """
         counts = np.asarray(tokens, dtype=np.float64)
         seconds = self._with_logits(counts)
         if rows is not None and self.prefill_share < 1:
             alone = self._with_logits(np.asarray(rows, dtype=np.float64))
             seconds = alone + self.prefill_share * (seconds - alone)
-        constant = self.cached_token_seconds * cached_tokens + self.sequence_seconds * sequences
-        return np.asarray(seconds + constant)
+        return np.asarray(seconds + self._contexts(counts, cached_tokens, sequences))
 
     def step(
         self, tokens: int, rows: int | None = None, cached_tokens: float = 0, sequences: float = 0
     ) -> float:
         """Seconds of one step; see `curve`."""
         return float(self.curve(tokens, rows, cached_tokens, sequences))
+
+    def _contexts(self, tokens: npt.ArrayLike, cached_tokens: float, sequences: float) -> Floats:
+        """What sequences and what is cached of them add."""
+        each = cached_tokens / sequences if sequences else 0.0
+        constant = self.cached_token_seconds * cached_tokens + self.sequence_seconds * sequences
+        return np.asarray(constant + self.attention_seconds * each * np.asarray(tokens, dtype=np.float64))
 
     def _with_logits(self, counts: Floats) -> Floats:
         padded = self._padded(counts)

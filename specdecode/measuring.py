@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 
 _MOST_REPEATS = 15
 _WANTED_REPEATS = 3
-_HELD_UP = 2.0
+_HELD_UP = 1.5
 """A repeat that takes so many times as long as the fastest one was held up."""
 _KEPT_POINTS = 2
 """Never given up: through one point there is no line."""

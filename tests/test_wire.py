@@ -233,6 +233,7 @@ def step_costs(draw: st.DrawFn) -> StepCosts:
         buckets=draw(sizes),
         residual=draw(part_seconds),
         sequence_seconds=draw(part_seconds),
+        attention_seconds=draw(part_seconds),
     )
 
 

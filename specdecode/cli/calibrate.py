@@ -183,7 +183,9 @@ def _show_steps(costs: StepCosts) -> None:
         f"fit: {1e3 * (costs.overhead_seconds + costs.base_seconds):.2f} ms"
         f" + {1e6 * costs.token_seconds:.1f} µs a token ({costs.prefill_share:.0%} of it without logits)"
         f" + {1e6 * costs.sequence_seconds:.1f} µs a sequence"
-        f" + {1e6 * costs.cached_token_seconds:.3f} µs a cached token; typical error {costs.residual:.1%}"
+        f" + {1e6 * costs.cached_token_seconds:.3f} µs a cached token"
+        f" + {1e6 * costs.attention_seconds:.3f} µs for each token that attends to it;"
+        f" typical error {costs.residual:.1%}"
     )
     show.say(f"ridge: {costs.ridge:.0f} tokens in flight")
 

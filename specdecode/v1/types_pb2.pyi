@@ -175,7 +175,7 @@ class LoadSnapshot(_message.Message):
     def __init__(self, num_running: _Optional[int] = ..., num_waiting: _Optional[int] = ..., tokens_in_flight: _Optional[int] = ..., num_rows: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., num_free_blocks: _Optional[int] = ..., num_blocks: _Optional[int] = ..., step_seconds: _Optional[float] = ..., num_ordered: _Optional[int] = ..., num_ordered_tokens: _Optional[int] = ..., num_prefill_tokens: _Optional[int] = ..., expected_emitted: _Optional[float] = ..., price: _Optional[float] = ..., idle_share: _Optional[float] = ..., cost_ratio: _Optional[float] = ...) -> None: ...
 
 class StepCosts(_message.Message):
-    __slots__ = ("base_seconds", "token_seconds", "cached_token_seconds", "overhead_seconds", "prefill_share", "tokens", "seconds", "buckets", "residual", "sequence_seconds")
+    __slots__ = ("base_seconds", "token_seconds", "cached_token_seconds", "overhead_seconds", "prefill_share", "tokens", "seconds", "buckets", "residual", "sequence_seconds", "attention_seconds")
     BASE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     TOKEN_SECONDS_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKEN_SECONDS_FIELD_NUMBER: _ClassVar[int]
@@ -186,6 +186,7 @@ class StepCosts(_message.Message):
     BUCKETS_FIELD_NUMBER: _ClassVar[int]
     RESIDUAL_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    ATTENTION_SECONDS_FIELD_NUMBER: _ClassVar[int]
     base_seconds: float
     token_seconds: float
     cached_token_seconds: float
@@ -196,7 +197,8 @@ class StepCosts(_message.Message):
     buckets: _containers.RepeatedScalarFieldContainer[int]
     residual: float
     sequence_seconds: float
-    def __init__(self, base_seconds: _Optional[float] = ..., token_seconds: _Optional[float] = ..., cached_token_seconds: _Optional[float] = ..., overhead_seconds: _Optional[float] = ..., prefill_share: _Optional[float] = ..., tokens: _Optional[_Iterable[int]] = ..., seconds: _Optional[_Iterable[float]] = ..., buckets: _Optional[_Iterable[int]] = ..., residual: _Optional[float] = ..., sequence_seconds: _Optional[float] = ...) -> None: ...
+    attention_seconds: float
+    def __init__(self, base_seconds: _Optional[float] = ..., token_seconds: _Optional[float] = ..., cached_token_seconds: _Optional[float] = ..., overhead_seconds: _Optional[float] = ..., prefill_share: _Optional[float] = ..., tokens: _Optional[_Iterable[int]] = ..., seconds: _Optional[_Iterable[float]] = ..., buckets: _Optional[_Iterable[int]] = ..., residual: _Optional[float] = ..., sequence_seconds: _Optional[float] = ..., attention_seconds: _Optional[float] = ...) -> None: ...
 
 class DraftCosts(_message.Message):
     __slots__ = ("base_seconds", "pass_seconds", "sequence_seconds", "token_seconds", "cached_token_seconds", "single_pass", "residual")

@@ -242,6 +242,7 @@ def step_costs_to_proto(costs: StepCosts) -> pb.StepCosts:
         buckets=costs.buckets,
         residual=costs.residual,
         sequence_seconds=costs.sequence_seconds,
+        attention_seconds=costs.attention_seconds,
     )
 
 
@@ -258,6 +259,7 @@ def step_costs_from_proto(message: pb.StepCosts) -> StepCosts:
         buckets=tuple(message.buckets),
         residual=message.residual,
         sequence_seconds=message.sequence_seconds,
+        attention_seconds=message.attention_seconds,
     )
 
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,32 @@ def test_tokens_without_logits_cost_their_share() -> None:
     assert costs.step(100, rows=10) == pytest.approx(0.01 + (10 + 90 * 0.6) * 1e-3)
     flat = StepCosts(0.01, 1e-3, prefill_share=0.0, tokens=(1, 100), seconds=(0.010, 0.011))
     assert flat.step(100, rows=1) == pytest.approx(flat.step(1))
+
+
+def test_sequences_and_their_attention_cost_what_is_given_of_them() -> None:
+    costs = StepCosts(0.01, 1e-3, 1e-6, sequence_seconds=2e-4, attention_seconds=1e-7)
+    assert costs.step(64, None, 16_000) == pytest.approx(0.01 + 64e-3 + 16e-3)
+    more = 16 * 2e-4 + 64 * 1000 * 1e-7
+    assert costs.step(64, None, 16_000, 16) == pytest.approx(0.01 + 64e-3 + 16e-3 + more)
+    assert costs.fitted(64, 64, 16_000, 16) == pytest.approx(costs.step(64, None, 16_000, 16))
+
+
+def test_the_fit_tells_windows_sequences_and_contexts_apart() -> None:
+    true = StepCosts(0.02, 5e-4, 2e-6, prefill_share=0.5, sequence_seconds=2e-4, attention_seconds=1e-6)
+    samples = [
+        StepSample(windows * width, windows * width, windows * kv, 0.0, windows)
+        for windows in (1, 4, 16, 64)
+        for width in (1, 4)
+        for kv in (16, 256, 1024)
+    ]
+    samples += [StepSample(n, 1, n, 0.0, 1) for n in (16, 64, 256)]
+    found = StepCosts.of_samples(
+        [replace(s, seconds=true.fitted(s.tokens, s.rows, s.cached_tokens, s.sequences)) for s in samples]
+    )
+    parts = ("base_seconds", "token_seconds", "cached_token_seconds", "sequence_seconds", "attention_seconds")
+    for part in (*parts, "prefill_share"):
+        assert getattr(found, part) == pytest.approx(getattr(true, part), rel=1e-6)
+    assert found.seconds == pytest.approx([true.step(n) for n in found.tokens])
 
 
 @given(st.lists(st.integers(1, 200), min_size=2, max_size=8, unique=True), st.integers(0, 2**32))
