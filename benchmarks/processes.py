@@ -118,7 +118,7 @@ class Services:
             "draft": ["draft_service", "--port", str(draft_port), *draft_options],
             "router": [
                 *("router", "--port", str(router_port), "--model", model),
-                *("--targets", target, "--draft", draft),
+                *("--targets", target, "--draft", draft, "--estimates-path", "none"),
             ],
         }
         addresses = {"target": target, "draft": draft, "router": self.address}

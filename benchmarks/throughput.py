@@ -57,12 +57,12 @@ class Bench:
         model = ["--model", options.model, "--device", options.device, "--dtype", options.dtype]
         in_worker = [*model, "--threads", str(options.threads)]
         service = ["--device", options.device, "--dtype", options.dtype, "--num-blocks", str(NUM_BLOCKS)]
-        service += ["--num-threads", str(options.threads)]
+        service += ["--num-threads", str(options.threads), "--calibration", "off"]
         transformers = self._worker(
             "transformers", ["benchmarks.transformers_worker", *in_worker], stack, logs
         )
         engine = self._worker("engine", ["benchmarks.engine_worker", *in_worker], stack, logs)
-        services = Services(stack, options.model, service, logs, options.threads)
+        services = Services(stack, options.model, service, logs, options.threads, ["--calibration", "off"])
         client = self._worker("client", ["benchmarks.client_worker", services.address], stack, logs)
         self.processes: list[Process] = [transformers, engine, client, *services.processes]
         self._workers = {
