@@ -22,6 +22,7 @@ from draft_service.ngram_index import MatchChoice, NgramOptions
 from draft_service.service import SERVICE_NAME, DraftServicer
 from specdecode import __version__, models, tokenizer
 from specdecode.config import DraftSettings, load_settings
+from specdecode.cores import cores_id
 from specdecode.lm.memory import choose_device, choose_num_blocks
 from specdecode.lm.model import load_model
 from specdecode.lm.runner import PagedLM
@@ -69,6 +70,7 @@ def _ngram_info() -> ModelInfo:
         device="",
         drafters=(DrafterKind.NGRAM,),
         version=__version__,
+        cores=cores_id(),
     )
 
 

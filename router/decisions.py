@@ -83,6 +83,7 @@ class ReplicaView:
         block_size: tokens of a KV block, 0 if unknown.
         ordered_tokens: in flight by this router's own orders that still run.
         ordered_emitted: expected of those.
+        shares_cores: whether drafting takes the cores that the target computes on.
         probe_seconds: that may be spent on probes now.
         looks: whether to compare with fixed γ, which takes a quarter of a millisecond.
     """
@@ -95,6 +96,7 @@ class ReplicaView:
     block_size: int = 0
     ordered_tokens: int = 0
     ordered_emitted: float = 0.0
+    shares_cores: bool = False
     probe_seconds: float = 0.0
     looks: bool = False
 

@@ -88,7 +88,8 @@ class _Deciding:
         self._policy = view.policy
         self._steps = view.steps
         self._load = view.load
-        self._idle_share = min(max(view.load.idle_share, 0.0), 1.0)
+        # On the same cores the target does not go on while somebody drafts, whatever it has to run.
+        self._idle_share = 1.0 if view.shares_cores else min(max(view.load.idle_share, 0.0), 1.0)
         self._choice: Choice[DrafterKind] | None = None
         self._outlook: Outlook | None = None
         self._probe_seconds = 0.0
@@ -125,6 +126,14 @@ class _Deciding:
             sequences=max(self._load.num_running - len(self._due), 0),
         )
 
+    @cached_property
+    def _plain_seconds(self) -> float:
+        """That a token takes of the replica's time without drafts."""
+        if self._steps is None:
+            return 0.0
+        count = self._others.tokens + len(self._due)
+        return self._steps.step(count) / max(self._others.emitted + len(self._due), 1.0)
+
     def _cheap_drafters(self) -> tuple[DrafterKind, ...]:
         if self._steps is None:
             return ()
@@ -158,8 +167,10 @@ class _Deciding:
         chosen = []
         for sequence, draft in zip(self._due, self._drafts, strict=True):
             if draft.guarded.allowed and not sequence.is_forced:
-                draft.reason = DecisionReason.UNCALIBRATED
-                candidates = self._candidates(draft.guarded.allowed) if self._steps is not None else ()
+                drafters = {opening.offer.drafter for opening in draft.guarded.allowed}
+                known = self._steps is not None and not drafters.isdisjoint(self._view.drafts)
+                draft.reason = DecisionReason.COST if known else DecisionReason.UNCALIBRATED
+                candidates = self._candidates(sequence, draft.guarded.allowed)
                 if candidates:
                     weight = self._weight(sequence)
                     chosen.append((draft, DueCandidates(candidates, weight, sequence.num_tokens)))
@@ -192,14 +203,28 @@ class _Deciding:
             round_trip_seconds=self._view.round_trip_seconds,
         )
 
-    def _candidates(self, allowed: Sequence[Opening]) -> tuple[Candidate[DrafterKind], ...]:
+    def _candidates(
+        self, sequence: DueSequence, allowed: Sequence[Opening]
+    ) -> tuple[Candidate[DrafterKind], ...]:
+        if self._steps is None:
+            return ()
         # A tuple is searched by identity, a mapping by hash, which is slow for members of an enum.
         drafts, hysteresis = tuple(self._view.drafts), self._policy.hysteresis
         return tuple(
             Candidate(opening.offer.drafter, _sticky(opening, hysteresis))
             for opening in allowed
             if opening.offer.drafter in drafts and opening.offer.survivals
+            if opening.offer.is_open or self._is_worth_opening(sequence, opening)
         )
+
+    def _is_worth_opening(self, sequence: DueSequence, opening: Opening) -> bool:
+        """Whether drafts for all that is left could save what it takes to let the drafter read the text."""
+        costs = self._view.drafts[opening.offer.drafter]
+        if costs.single_pass:
+            return True
+        gain = sum(opening.offer.survivals[: opening.limit])
+        saved = sequence.num_remaining * gain / (1 + gain) * self._plain_seconds
+        return saved > self._idle_share * costs.token_seconds * sequence.num_tokens
 
     def _weight(self, sequence: DueSequence) -> float:
         return self._policy.batch_weight if sequence.tier is Tier.BATCH else 1.0
@@ -356,6 +381,7 @@ def scaled_steps(steps: StepCosts, ratio: float) -> StepCosts:
         base_seconds=steps.base_seconds * ratio,
         token_seconds=steps.token_seconds * ratio,
         cached_token_seconds=steps.cached_token_seconds * ratio,
+        attention_seconds=steps.attention_seconds * ratio,
         overhead_seconds=steps.overhead_seconds * ratio,
         sequence_seconds=steps.sequence_seconds * ratio,
         seconds=tuple(second * ratio for second in steps.seconds),

@@ -312,9 +312,15 @@ class ReplicaLoop:
             block_size=0 if self.link.info is None else self.link.info.block_size,
             ordered_tokens=sum(seat.num_asked + 1 for seat in running) - leased,
             ordered_emitted=sum(seat.predicted_emitted or 1.0 for seat in running) - leased,
+            shares_cores=self._shares_cores,
             probe_seconds=self._probe_seconds,
             looks=self._num_decided % _LOOK_EVERY == 0,
         )
+
+    @property
+    def _shares_cores(self) -> bool:
+        target, draft = self.link.info, self._drafts.info
+        return target is not None and draft is not None and target.cores == draft.cores != ""
 
     def _steps(self) -> StepCosts | None:
         """Costs as steps take now."""

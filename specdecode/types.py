@@ -351,6 +351,8 @@ class ModelInfo:
     num_blocks: int = 0
     version: str = ""
     """Package version of the service."""
+    cores: str = ""
+    """Equal for services that compute on the same processor cores; empty on an accelerator."""
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
 from transformers.masking_utils import AttentionMaskInterface
 from transformers.utils.logging import disable_progress_bar
 
+from specdecode.cores import cores_id
 from specdecode.errors import FailedPreconditionError
 from specdecode.lm.attention import ATTENTION_NAME, LayerShape, register_attention
 from specdecode.lm.cpu.fused import AttentionCall, fuse
@@ -70,6 +71,7 @@ class LoadedModel:
             device=str(self.device),
             eos_token_ids=eos_token_ids,
             num_parameters=self.num_parameters,
+            cores=cores_id() if self.device.type == "cpu" else "",
         )
 
     def limited(self, vocab_size: int | None = None, max_length: int | None = None) -> LoadedModel:

@@ -219,7 +219,7 @@ class DraftCosts(_message.Message):
     def __init__(self, base_seconds: _Optional[float] = ..., pass_seconds: _Optional[float] = ..., sequence_seconds: _Optional[float] = ..., token_seconds: _Optional[float] = ..., cached_token_seconds: _Optional[float] = ..., single_pass: _Optional[bool] = ..., residual: _Optional[float] = ...) -> None: ...
 
 class ModelInfo(_message.Message):
-    __slots__ = ("name", "fingerprint", "vocab_size", "max_length", "dtype", "device", "eos_token_ids", "drafters", "num_parameters", "block_size", "num_blocks", "version")
+    __slots__ = ("name", "fingerprint", "vocab_size", "max_length", "dtype", "device", "eos_token_ids", "drafters", "num_parameters", "block_size", "num_blocks", "version", "cores")
     NAME_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     VOCAB_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -232,6 +232,7 @@ class ModelInfo(_message.Message):
     BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
     NUM_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    CORES_FIELD_NUMBER: _ClassVar[int]
     name: str
     fingerprint: str
     vocab_size: int
@@ -244,7 +245,8 @@ class ModelInfo(_message.Message):
     block_size: int
     num_blocks: int
     version: str
-    def __init__(self, name: _Optional[str] = ..., fingerprint: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_length: _Optional[int] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., drafters: _Optional[_Iterable[_Union[DrafterKind, str]]] = ..., num_parameters: _Optional[int] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., version: _Optional[str] = ...) -> None: ...
+    cores: str
+    def __init__(self, name: _Optional[str] = ..., fingerprint: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_length: _Optional[int] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., drafters: _Optional[_Iterable[_Union[DrafterKind, str]]] = ..., num_parameters: _Optional[int] = ..., block_size: _Optional[int] = ..., num_blocks: _Optional[int] = ..., version: _Optional[str] = ..., cores: _Optional[str] = ...) -> None: ...
 
 class SequenceError(_message.Message):
     __slots__ = ("status",)

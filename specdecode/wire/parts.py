@@ -302,6 +302,7 @@ def model_info_to_proto(info: ModelInfo) -> pb.ModelInfo:
         block_size=info.block_size,
         num_blocks=info.num_blocks,
         version=info.version,
+        cores=info.cores,
     )
 
 
@@ -319,4 +320,5 @@ def model_info_from_proto(message: pb.ModelInfo) -> ModelInfo:
         block_size=message.block_size,
         num_blocks=message.num_blocks,
         version=message.version,
+        cores=message.cores,
     )
