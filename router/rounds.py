@@ -218,10 +218,12 @@ class ReplicaLoop:
         if choice.ended:
             self._unseat(seat, close=not result.ended)
             self._drafts.close(choice)
-        elif seat.lease_left == 0 and not seat.is_renewed:
+        elif seat.lease_left:
+            if seat.lease_runs_low:
+                self._due[seat] = None
+        elif not seat.is_renewed:
+            # Else the lease on its way goes first: drafts after these tokens would be overtaken by it.
             seat.phase = Phase.DUE
-            self._due[seat] = None
-        elif seat.lease_runs_low:
             self._due[seat] = None
 
     def _take_draft(self, answer: DraftAnswer) -> None:
@@ -236,7 +238,8 @@ class ReplicaLoop:
             self._orders.verifies.append(
                 Verify(seat.sequence, draft.committed_length, draft.token_ids, draft.q)
             )
-            seat.phase = Phase.ORDERED
+            # The target forgets its lease over drafts.
+            seat.phase, seat.lease_end = Phase.ORDERED, 0
         else:
             if answer.failure is DecisionReason.DRAFT_EMPTY:
                 seat.learn_of_nothing()

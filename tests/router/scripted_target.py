@@ -19,6 +19,7 @@ from specdecode.serving import server_options
 from specdecode.types import (
     DecodeFrame,
     FinishReason,
+    Lease,
     LoadSnapshot,
     ModelInfo,
     OpenSequence,
@@ -38,6 +39,7 @@ from specdecode.wire import (
 )
 
 TOKEN = 9
+LATE_SECONDS = 0.02
 Accepts = Callable[["Running", Verify], int]
 """How many of a sequence's drafts are accepted."""
 
@@ -66,6 +68,7 @@ class ScriptedTarget(pb_grpc.TargetServiceServicer):  # type: ignore[misc]
 
     Attributes:
         load: of every step; the test may change it at any time.
+        renewals_are_late: a lease that is renewed arrives when the one before has been used up.
         orders: every frame that was taken.
         violations: what no router may send.
     """
@@ -78,6 +81,8 @@ class ScriptedTarget(pb_grpc.TargetServiceServicer):  # type: ignore[misc]
     running: dict[int, Running] = field(default_factory=dict)
     violations: list[str] = field(default_factory=list)
     num_steps: int = 0
+    renewals_are_late: bool = False
+    late: list[Lease] = field(default_factory=list)
 
     async def GetTargetModel(self, request: Any, context: Any) -> Any:
         costs = None if self.costs is None else step_costs_to_proto(self.costs)
@@ -91,14 +96,21 @@ class ScriptedTarget(pb_grpc.TargetServiceServicer):  # type: ignore[misc]
         reader = asyncio.create_task(self._read(requests, changed))
         try:
             while True:
-                await changed.wait()
-                changed.clear()
+                await self._next_orders(changed)
                 while results := self._step():
                     yield step_frame_to_proto(StepFrame(self.num_steps, self.load, tuple(results)))
                     # Orders that have come meanwhile are taken in first, as a real engine does.
                     await asyncio.sleep(0)
         finally:
             reader.cancel()
+
+    async def _next_orders(self, changed: asyncio.Event) -> None:
+        """A frame, or a lease that has been on its way for long enough."""
+        try:
+            await asyncio.wait_for(changed.wait(), LATE_SECONDS if self.late else None)
+        except TimeoutError:
+            self._take_late()
+        changed.clear()
 
     async def _read(self, requests: AsyncIterator[Any], changed: asyncio.Event) -> None:
         async for request in requests:
@@ -107,19 +119,31 @@ class ScriptedTarget(pb_grpc.TargetServiceServicer):  # type: ignore[misc]
 
     def _take(self, frame: DecodeFrame) -> None:
         self.orders.append(frame)
+        self._take_late()
         for opened in frame.opens:
             self.running[opened.sequence] = Running(opened, len(opened.token_ids))
         for verify in frame.verifies:
             sequence = self.running[verify.sequence]
             if verify.committed_length != sequence.length or sequence.has_order:
                 self.violations.append(f"{verify} while {sequence.length} are committed")
-            sequence.verify = verify
+            sequence.verify, sequence.lease_end = verify, 0
         for lease in frame.leases:
-            sequence = self.running.get(lease.sequence)
-            if sequence is not None:
-                sequence.lease_end = lease.committed_length + lease.num_tokens
+            running = self.running.get(lease.sequence)
+            if running is not None and running.has_order and self.renewals_are_late:
+                self.late.append(lease)
+            elif running is not None:
+                running.lease_end = lease.committed_length + lease.num_tokens
         for number in frame.closes:
             self.running.pop(number, None)
+
+    def _take_late(self) -> None:
+        """Leases that were on their way, as soon as their sequences have nothing to run."""
+        for lease in list(self.late):
+            sequence = self.running.get(lease.sequence)
+            if sequence is None or not sequence.has_order:
+                self.late.remove(lease)
+            if sequence is not None and not sequence.has_order:
+                sequence.lease_end = lease.committed_length + lease.num_tokens
 
     def _step(self) -> list[StepResult]:
         self.num_steps += 1

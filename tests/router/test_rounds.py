@@ -129,6 +129,17 @@ async def test_leases_are_renewed_before_they_run_out(model: Path) -> None:
         assert all(start < end for start, end in zip(starts[1:], ends, strict=False))
 
 
+async def test_nothing_is_drafted_after_tokens_that_a_lease_on_its_way_overtakes(model: Path) -> None:
+    """A drafter that is always wrong: leases, and a probe now and then."""
+    async with bench(model, accepts=lambda sequence, verify: 0) as services:
+        services.target.renewals_are_late = True
+        for _ in range(4):
+            answer = await services.answer(automatic(200))  # violations are none
+            assert sum(record.num_emitted for record in answer.rounds) == 200
+            assert "probe" in answer.reasons
+        assert services.drafts.asks
+
+
 async def test_leases_are_shorter_where_steps_are_slow(model: Path) -> None:
     async with bench(model, COMPUTE_BOUND, load=replace(LOAD, step_seconds=0.1)) as services:
         await services.answer(automatic(40))
