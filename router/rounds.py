@@ -341,7 +341,8 @@ class ReplicaLoop:
 
     def _carry_out(self, seat: Seat, decision: Decision) -> None:
         seat.decided(decision)
-        if decision.num_lease_tokens:
+        if decision.num_lease_tokens > seat.lease_ahead:
+            # A lease that runs is never shortened: its end may be reached before the order is.
             self._lease(seat, decision.num_lease_tokens, decision.reason)
         if decision.drafter is None:
             return

@@ -76,13 +76,18 @@ class Seat:
     @property
     def lease_runs_low(self) -> bool:
         """Whether half of the lease is used, and what is left is less than the choice may still emit."""
-        left = self.lease_end - len(self.choice.tokens)
+        left = self.lease_ahead
         return 2 * left <= self.lease_size and left < self.choice.num_remaining
+
+    @property
+    def lease_ahead(self) -> int:
+        """Tokens that leases allow it still, also those on their way; below 1: none."""
+        return self.lease_end - len(self.choice.tokens)
 
     @property
     def is_renewed(self) -> bool:
         """Whether a lease is on its way to the target that the result does not know yet."""
-        return self.lease_end > len(self.choice.tokens)
+        return self.lease_ahead > 0
 
     def history(self, kind: DrafterKind, model: str) -> DrafterHistory:
         """What a drafter did for it."""

@@ -132,6 +132,8 @@ class ScriptedTarget(pb_grpc.TargetServiceServicer):  # type: ignore[misc]
             if running is not None and running.has_order and self.renewals_are_late:
                 self.late.append(lease)
             elif running is not None:
+                if lease.committed_length + lease.num_tokens < running.lease_end:
+                    self.violations.append(f"{lease} shortens one up to {running.lease_end}")
                 running.lease_end = lease.committed_length + lease.num_tokens
         for number in frame.closes:
             self.running.pop(number, None)

@@ -129,6 +129,15 @@ async def test_leases_are_renewed_before_they_run_out(model: Path) -> None:
         assert all(start < end for start, end in zip(starts[1:], ends, strict=False))
 
 
+async def test_a_lease_is_never_shortened_when_steps_get_slower(model: Path) -> None:
+    async with bench(model, COMPUTE_BOUND) as services:
+        services.target.load = replace(LOAD, step_seconds=0.3)
+        answer = await services.answer(automatic(40))  # violations are none
+        assert len(answer.rounds) == 40
+        longest = max(x.num_tokens for frame in services.target.orders for x in frame.leases)
+        assert longest == 16
+
+
 async def test_nothing_is_drafted_after_tokens_that_a_lease_on_its_way_overtakes(model: Path) -> None:
     """A drafter that is always wrong: leases, and a probe now and then."""
     async with bench(model, accepts=lambda sequence, verify: 0) as services:
