@@ -68,6 +68,7 @@ class ScriptedTarget(pb_grpc.TargetServiceServicer):  # type: ignore[misc]
 
     Attributes:
         load: of every step; the test may change it at any time.
+        pause_seconds: between two steps.
         renewals_are_late: a lease that is renewed arrives when the one before has been used up.
         orders: every frame that was taken.
         violations: what no router may send.
@@ -82,6 +83,7 @@ class ScriptedTarget(pb_grpc.TargetServiceServicer):  # type: ignore[misc]
     violations: list[str] = field(default_factory=list)
     num_steps: int = 0
     renewals_are_late: bool = False
+    pause_seconds: float = 0.0
     late: list[Lease] = field(default_factory=list)
 
     async def GetTargetModel(self, request: Any, context: Any) -> Any:
@@ -100,7 +102,7 @@ class ScriptedTarget(pb_grpc.TargetServiceServicer):  # type: ignore[misc]
                 while results := self._step():
                     yield step_frame_to_proto(StepFrame(self.num_steps, self.load, tuple(results)))
                     # Orders that have come meanwhile are taken in first, as a real engine does.
-                    await asyncio.sleep(0)
+                    await asyncio.sleep(self.pause_seconds)
         finally:
             reader.cancel()
 
