@@ -79,6 +79,10 @@ class Outcome:
         """Time per token of a request, averaged over requests."""
         return float(np.mean([one.token_seconds for one in self.served]))
 
+    def token_seconds(self, percentile: float) -> float:
+        """Time per token, of requests."""
+        return float(np.percentile([one.token_seconds for one in self.served], percentile))
+
     def first_seconds(self, percentile: float) -> float:
         """Time to first token."""
         return float(np.percentile([one.first_seconds for one in self.served], percentile))

@@ -26,6 +26,7 @@ def _rows(outcomes: Sequence[Outcome]) -> list[tuple[str, list[str]]]:
     rows = [
         ("tokens/s", [f"{o.throughput:.0f}" for o in outcomes]),
         ("ms a token", [f"{1e3 * o.mean_token_seconds:.2f}" for o in outcomes]),
+        ("ms a token, p99 of requests", [f"{1e3 * o.token_seconds(99):.2f}" for o in outcomes]),
         ("first token ms, median", [f"{1e3 * o.first_seconds(50):.0f}" for o in outcomes]),
         ("first token ms, p99", [f"{1e3 * o.first_seconds(99):.0f}" for o in outcomes]),
         ("γ", [f"{o.mean_draft_tokens:.2f}" for o in outcomes]),
@@ -59,6 +60,7 @@ def document(outcome: Outcome) -> dict[str, Any]:
         "num_accepted": tally.num_accepted,
         "throughput": outcome.throughput,
         "mean_token_seconds": outcome.mean_token_seconds,
+        "token_seconds": {str(p): outcome.token_seconds(p) for p in (50, 90, 99)},
         "first_token_seconds": {str(p): outcome.first_seconds(p) for p in (50, 90, 99)},
         "mean_draft_tokens": outcome.mean_draft_tokens,
         "acceptance": outcome.acceptance,
