@@ -124,7 +124,15 @@ class _Deciding:
             emitted=emitted,
             cached_tokens=self._load.num_cached_tokens or sum(s.num_tokens for s in self._due),
             sequences=max(self._load.num_running - len(self._due), 0),
+            sunk_seconds=self._sunk_seconds(rows + len(self._due)),
         )
+
+    def _sunk_seconds(self, rows: int) -> float:
+        """What the step's prefill takes, which has to be computed whatever is drafted."""
+        prefill = self._load.num_prefill_tokens
+        if self._steps is None or not prefill:
+            return 0.0
+        return max(self._steps.step(rows + prefill, rows) - self._steps.step(rows), 0.0)
 
     @cached_property
     def _plain_seconds(self) -> float:
@@ -132,7 +140,9 @@ class _Deciding:
         if self._steps is None:
             return 0.0
         count = self._others.tokens + len(self._due)
-        return self._steps.step(count) / max(self._others.emitted + len(self._due), 1.0)
+        return (self._steps.step(count) - self._others.sunk_seconds) / max(
+            self._others.emitted + len(self._due), 1.0
+        )
 
     def _cheap_drafters(self) -> tuple[DrafterKind, ...]:
         if self._steps is None:
@@ -287,7 +297,7 @@ class _Deciding:
             return None
         tokens = self._others.tokens + len(self._due) + self._drafted
         counts = [0, length, opening.limit]
-        times = steps.curve([tokens + count for count in counts])
+        times = steps.curve([tokens + count for count in counts]) - self._others.sunk_seconds
         waited = [costs.round([count], [sequence.num_tokens]) for count in counts]
         rounds = times + self._idle_share * (np.array(waited) + self._drafting_seconds)
         rounds[1:] += self._idle_share * self._view.round_trip_seconds
@@ -343,7 +353,7 @@ class _Deciding:
     @cached_property
     def _seconds(self) -> float:
         if self._choice is not None:
-            return self._choice.seconds
+            return self._choice.seconds + self._others.sunk_seconds
         return 0.0 if self._steps is None else self._steps.step(self._others.tokens + len(self._due))
 
     @cached_property

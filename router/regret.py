@@ -65,7 +65,7 @@ def compare(
         tokens + others.tokens, tokens + others.rows, others.cached_tokens, others.sequences + len(due)
     )
     waited = _draft_seconds(due, drafts, lengths, depth) + round_trip_seconds * (drafted > 0)
-    seconds = seconds + idle_share * waited
+    seconds = seconds - others.sunk_seconds + idle_share * waited
     lost = expected / seconds * seconds[-1] - expected[-1]
     return Outlook(float(expected[-1]) / len(due), tuple((lost[:-1] / len(due)).tolist()))
 

@@ -144,6 +144,8 @@ class OtherLoad:
         emitted: expected, weighted.
         cached_tokens: kv of the whole step, the due sequences' included.
         sequences: that those tokens are of.
+        sunk_seconds: of the step's time, what has to be spent whatever is drafted and emits nothing now
+            (prefill): it is left out of the rate, or every draft would look cheap beside it.
     """
 
     tokens: int = 0
@@ -151,6 +153,7 @@ class OtherLoad:
     emitted: float = 0.0
     cached_tokens: int = 0
     sequences: int = 0
+    sunk_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -163,7 +166,7 @@ class Choice(Generic[D]):
         emitted: G, weighted, others included.
         step_seconds: T of the step.
         draft_seconds: how long drafting takes, round trip included.
-        seconds: T + φ · draft_seconds: what `emitted` was divided by.
+        seconds: T + φ · draft_seconds, less what is sunk: what `emitted` was divided by.
         plain_rate: emitted a second without any draft.
         price: λ, emitted tokens that one more token in flight would cost the replica.
     """
@@ -195,7 +198,7 @@ def choose(
 ) -> Choice[D]:
     """γ and drafter of every due sequence, all together: what maximises, over everything that is possible,
 
-        (G_others + Σ w_i·E_i(γ_i)) / (T(n_others + Σ (γ_i + 1), rows, kv) + φ·(Σ_drafters T_d + round trip))
+        (G_others + Σ w_i·E_i(γ_i)) / (T(n_others + Σ (γ_i + 1), rows, kv) − sunk + φ·(Σ_drafters T_d + rtt))
 
     Drafters of one round follow one another. Nothing is drafted where nothing is gained. Exact: equal to
     trying everything, for any table that never falls (`specdecode.slots` says how).
@@ -222,6 +225,7 @@ def choose(
         others.cached_tokens,
         others.sequences + len(due),
     )
+    seconds = seconds - others.sunk_seconds
     best = SlotProblem(
         survival,
         weights,
@@ -238,7 +242,7 @@ def choose(
         num_draft_tokens=tuple(best.lengths.tolist()),
         drafters=tuple(offered[drafter] if length else None for drafter, length in picked),
         emitted=best.emitted,
-        step_seconds=best.step_seconds,
+        step_seconds=best.step_seconds + others.sunk_seconds,
         draft_seconds=best.draft_seconds,
         seconds=best.seconds,
         plain_rate=certain / float(seconds[0]),
@@ -316,6 +320,8 @@ def _check_load(
         raise InvalidArgumentError.of("max_slots", f"{max_slots} is below 0")
     if min(others.tokens, others.cached_tokens, others.sequences) < 0 or not others.emitted >= 0:
         raise InvalidArgumentError.of("others", "no part may be below 0")
+    if not 0 <= others.sunk_seconds < math.inf:
+        raise InvalidArgumentError.of("others.sunk_seconds", f"{others.sunk_seconds} is not at least 0")
     if not 0 <= others.rows <= others.tokens:
         raise InvalidArgumentError.of("others.rows", f"{others.rows} is outside [0, {others.tokens}]")
     for index, sequence in enumerate(due):

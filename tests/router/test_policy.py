@@ -113,6 +113,27 @@ def test_what_runs_beside_the_due_sequences_moves_the_step_into_the_compute_boun
     assert decided(view=replace(view, ordered_tokens=399, ordered_emitted=399)).num_draft_tokens < alone
 
 
+@pytest.mark.parametrize("steps", [COMPUTE_BOUND, BALANCED, MEMORY_BOUND])
+def test_prefill_beside_it_does_not_make_a_draft_look_cheap(steps: StepCosts) -> None:
+    """Where a token in flight costs the same anywhere, it changes nothing."""
+    plain = decide([READY] * 16, view_of(steps))
+    for prefill in (64, 512):
+        load = replace(VIEW.load, num_prefill_tokens=prefill)
+        beside = decide([READY] * 16, view_of(steps, load=load))
+        assert lengths(beside) == lengths(plain)
+        assert beside.decisions[0].price == pytest.approx(plain.decisions[0].price)
+        longer = beside.decisions[0].predicted_seconds - plain.decisions[0].predicted_seconds
+        assert longer == pytest.approx(steps.step(16 + prefill, 16) - steps.step(16, 16))
+
+
+def test_prefill_that_fills_the_step_up_to_where_tokens_cost_makes_drafts_shorter() -> None:
+    stair = StepCosts(0.010, 1e-4, tokens=(1, 64, 65, 600), seconds=(0.010, 0.010, 0.014, 0.014 + 535e-3))
+    assert sum(lengths(decide([READY] * 4, view_of(stair)))) == 4 * DEPTH
+    load = replace(VIEW.load, num_prefill_tokens=200)
+    # Four tokens in 10 ms without drafts: one more, at 1 ms, must bring 0.4. Survivals are 0.7, 0.49, 0.34.
+    assert lengths(decide([READY] * 4, view_of(stair, load=load))) == [2] * 4
+
+
 def test_a_sequence_whose_lease_still_runs_is_not_counted_twice() -> None:
     leased = replace(VIEW.load, num_ordered=1, num_ordered_tokens=1, expected_emitted=1.0)
     plan = decide([replace(READY, lease_left=1), READY], replace(VIEW, load=leased, steps=BALANCED))

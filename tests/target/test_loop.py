@@ -187,7 +187,7 @@ def test_a_failed_step_ends_what_is_open_and_nothing_later(start: Start) -> None
         hook.remove()
         raise RuntimeError("out of something")
 
-    hook = module.model.layers[1].mlp.register_forward_hook(fail)
+    hook = module.model.layers[1].register_forward_hook(fail)
     mine.send(Lease(0, len(PROMPT) + 2, 38))
     for stream in (mine, other):
         error = stream.until_ended(0)[0][-1].error
