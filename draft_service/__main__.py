@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import sys
 import threading
 from collections.abc import Mapping
@@ -77,6 +78,9 @@ def _ngram_info() -> ModelInfo:
 def _load(path: Path, settings: DraftSettings) -> tuple[ModelDrafter, ModelInfo]:
     if settings.num_threads:
         torch.set_num_threads(settings.num_threads)
+    if choose_device(settings.device).type == "cpu" and hasattr(os, "nice"):
+        # The target's threads wait for each other many times a step: one that loses its core delays all.
+        os.nice(settings.niceness)
     tokens = tokenizer.load_tokenizer(path)
     model = load_model(path, settings.dtype, choose_device(settings.device), settings.kernels)
     model = model.limited(tokenizer.vocab_size(tokens), settings.max_length)

@@ -202,6 +202,9 @@ class DraftSettings(ModelServiceSettings):
         MAX_DRAFT_TOKENS, "most tokens of one draft, whatever is asked for", "tokens", 1, MAX_DRAFT_TOKENS
     )
     top_k: int = _count(MAX_TOP_K, "support of q, what the draft model samples from", "tokens", 1, MAX_TOP_K)
+    niceness: int = _count(
+        10, "how far a draft model on a CPU stands back for others, above all the target", "levels", 0, 19
+    )
     ngram_min: int = _count(2, "shortest match of the n-gram drafter", "tokens", 1, 64)
     ngram_max: int = _count(5, "longest match of the n-gram drafter, tried first", "tokens", 1, 64)
     ngram_match: Literal["earliest", "latest"] = _option("latest", "which of equal matches is continued")
