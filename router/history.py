@@ -37,8 +37,7 @@ TEMPERS = {
     # (On simulated requests that switch every 4 to 33 rounds this predicts within 3 % of the best setting for
     # each; of requests of a steady α of their own, the model's within 0.2 %.)
     DrafterKind.NGRAM: Temper(0.5, 0.6, 4),
-    # A model has to read the whole text before its first draft.
-    DrafterKind.MODEL: Temper(3.0, 0.95, 128),
+    DrafterKind.MODEL: Temper(3.0, 0.95, 16),
 }
 
 

@@ -311,12 +311,12 @@ def test_probes_come_ever_more_rarely_until_one_pays() -> None:
             output += 1
         gaps.append(output - start)
         own.probed(False, output)
-    assert gaps == [128, 256, 512, 512, 512, 512, 512, 512]
+    assert gaps == [16, 32, 64, 128, 256, 512, 512, 512]
     own.probed(True, output)
     assert own.is_probe_due(output)
     own.probed(False, output)
-    assert not own.is_probe_due(output + 255)
-    assert own.is_probe_due(output + 256)
+    assert not own.is_probe_due(output + 31)
+    assert own.is_probe_due(output + 32)
 
 
 def test_a_probe_that_pays_forgets_the_acceptance_that_stopped_drafting() -> None:
