@@ -138,6 +138,7 @@ class ReplicaLoop:
         self._orders = _Orders()
         self._num_decided = 0
         self._probe_seconds = 0.0
+        self._last_step = 0
         self._scaled: tuple[StepCosts, float, StepCosts] | None = None
         self._now = 0.0
 
@@ -176,7 +177,7 @@ class ReplicaLoop:
         match event:
             case Stepped(epoch, frame):
                 if epoch == self.link.epoch:
-                    self._save_for_probes(frame.load)
+                    self._save_for_probes(frame)
                     for result in frame.results:
                         self._take_result(result, frame.load)
             case Drafted(answers):
@@ -193,9 +194,13 @@ class ReplicaLoop:
 
     # What happened
 
-    def _save_for_probes(self, load: LoadSnapshot) -> None:
-        saved = self._probe_seconds + self.policy.probe_share * load.step_seconds
-        self._probe_seconds = min(saved, _MAX_PROBE_STEPS * load.step_seconds)
+    def _save_for_probes(self, frame: StepFrame) -> None:
+        """A share of the time of the steps since the last frame; a replica that is new counts from anew."""
+        num_steps = max(frame.step - self._last_step, 1)
+        self._last_step = frame.step
+        seconds = frame.load.step_seconds
+        saved = self._probe_seconds + self.policy.probe_share * seconds * num_steps
+        self._probe_seconds = min(saved, _MAX_PROBE_STEPS * seconds)
 
     def _take_result(self, result: StepResult, load: LoadSnapshot) -> None:
         """Hands a step's tokens to their request."""

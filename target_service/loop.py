@@ -16,6 +16,7 @@ from specdecode.errors import InternalError, Reason, UnavailableError
 from specdecode.types import DecodeFrame, LoadSnapshot, StepFrame, StepResult
 from target_service.calibration import Recalibration
 from target_service.engine import Engine, StepOutcome
+from target_service.frames import HeldFrames
 from target_service.sequence import SequenceKey
 
 log = logging.getLogger("target_service")
@@ -87,6 +88,7 @@ class EngineLoop:
         self._changed = threading.Condition()
         self._inbox: deque[Callable[[], None]] = deque()
         self._streams: dict[int, Deliver] = {}
+        self._held: dict[int, HeldFrames] = {}
         self._numbers = count(1)
         self._stopping = False
         self._draining = False
@@ -130,7 +132,12 @@ class EngineLoop:
     def close_stream(self, stream: int) -> None:
         """Frees everything that came by the stream."""
         self._streams.pop(stream, None)
-        self._post(lambda: self._engine.close_stream(stream))
+
+        def forget() -> None:
+            self._engine.close_stream(stream)
+            self._held.pop(stream, None)
+
+        self._post(forget)
 
     def num_sequences(self, stream: int) -> int:
         """Sequences of a stream that have not ended."""
@@ -233,5 +240,9 @@ class EngineLoop:
             results.setdefault(key.stream, []).append(result)
         for stream, own in results.items():
             deliver = self._streams.get(stream)
-            if deliver is not None:
-                deliver(StepFrame(outcome.step, outcome.load, tuple(own)))
+            if deliver is None:
+                continue
+            held = self._held.setdefault(stream, HeldFrames())
+            frame = held.take(StepFrame(outcome.step, outcome.load, tuple(own)), self._engine.now())
+            if frame is not None:
+                deliver(frame)

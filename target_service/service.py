@@ -14,6 +14,7 @@ from specdecode.serving import aborting
 from specdecode.types import ModelInfo, StepFrame
 from specdecode.v1 import target_service_pb2 as pb
 from specdecode.v1 import target_service_pb2_grpc as pb_grpc
+from target_service.frames import merged
 from target_service.loop import EngineLoop
 
 SERVICE_NAME = "specdecode.v1.TargetService"
@@ -129,8 +130,4 @@ class Outbox:
             self._changed.clear()
             await self._changed.wait()
         frames, self._frames = self._frames, []
-        if len(frames) == 1:
-            return frames[0]
-        newest = frames[-1]
-        costs = next((frame.costs for frame in reversed(frames) if frame.costs is not None), None)
-        return StepFrame(newest.step, newest.load, tuple(r for f in frames for r in f.results), costs)
+        return merged(frames)

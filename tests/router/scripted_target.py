@@ -150,8 +150,8 @@ class ScriptedTarget(pb_grpc.TargetServiceServicer):  # type: ignore[misc]
                 sequence.lease_end = lease.committed_length + lease.num_tokens
 
     def _step(self) -> list[StepResult]:
-        self.num_steps += 1
         ready = [(number, sequence) for number, sequence in self.running.items() if sequence.has_order]
+        self.num_steps += bool(ready)
         return [self._run(number, sequence) for number, sequence in ready]
 
     def _run(self, number: int, sequence: Running) -> StepResult:
