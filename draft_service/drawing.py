@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from specdecode import sampling
+from specdecode.lm.cpu import SamplingKernels
 from specdecode.types import SparseDistributions
 
 
@@ -55,9 +56,10 @@ def draw_sampled(
     windows: Sequence[sampling.Window],  # one row each
     u: Tensor,  # [R] float64 in [0, 1)
     top_k: int,
+    kernels: SamplingKernels | None = None,
 ) -> Draws:
     """Independent draws from q, for `rejection` and `block`, with q."""
-    token_ids, probs = _restricted(logits, windows, top_k)  # [R, K] each
+    token_ids, probs = _restricted(logits, windows, top_k, kernels)  # [R, K] each
     columns = sampling.inverse_cdf(probs, u.to(probs.device))  # [R]
     picks = token_ids.gather(1, columns[:, None])[:, 0]
     return _draws(picks, torch.isfinite(probs).all(dim=1), supports(token_ids, probs))
@@ -69,9 +71,10 @@ def draw_coupled(
     seeds: Sequence[int],  # [R], up to 2**64 - 1
     choice_indices: Sequence[int],  # [R]
     top_k: int,
+    kernels: SamplingKernels | None = None,
 ) -> Draws:
     """What the target would pick, were q its distribution: argmin e / q with the request's shared noise."""
-    token_ids, probs = _restricted(logits, windows, top_k)  # [R, K] each
+    token_ids, probs = _restricted(logits, windows, top_k, kernels)  # [R, K] each
     positions = [len(window.token_ids) for window in windows]
     picks = sampling.coupled_support_tokens(token_ids, probs, seeds, choice_indices, positions)  # [R]
     return _draws(picks, torch.isfinite(probs).all(dim=1), None)
@@ -100,9 +103,11 @@ def _restricted(
     logits: Tensor,  # [R, V]
     windows: Sequence[sampling.Window],
     top_k: int,
+    kernels: SamplingKernels | None,
 ) -> tuple[Tensor, Tensor]:
     """Token ids [R, K] and q [R, K] float32."""
-    token_ids, probs = sampling.restrict_top_k(sampling.probabilities(logits, windows), top_k)
+    p = sampling.probabilities(logits, windows, kernels)
+    token_ids, probs = sampling.restrict_top_k(p, top_k, kernels)
     return token_ids, probs.float()
 
 

@@ -180,6 +180,8 @@ class ModelDrafter:
         self.lm = lm
         self.limits = limits
         self._generator = generator
+        kernels = lm.model.kernels
+        self._kernels = None if kernels is None else kernels.sampling
         self._waiting: dict[SequenceKey, ModelSequence] = {}
         # Holders of blocks, the least recently used first.
         self._resident: dict[SequenceKey, ModelSequence] = {}
@@ -339,7 +341,7 @@ class ModelDrafter:
             case Method.COUPLED:
                 seeds = [sequence.order.seed for sequence in sequences]
                 choices = [sequence.order.choice_index for sequence in sequences]
-                return draw_coupled(logits, windows, seeds, choices, top_k)
+                return draw_coupled(logits, windows, seeds, choices, top_k, self._kernels)
             case Method.REJECTION | Method.BLOCK:
                 u = torch.rand(len(sequences), dtype=torch.float64, generator=self._generator)
-                return draw_sampled(logits, windows, u, top_k)
+                return draw_sampled(logits, windows, u, top_k, self._kernels)

@@ -17,6 +17,8 @@ from collections.abc import Sequence
 
 import torch
 
+from specdecode.lm.cpu.sampling import SamplingKernels
+
 Integers = torch.Tensor | Sequence[int]
 """Integers, one per row: an int64 tensor, or Python ints (seeds up to 2**64 - 1)."""
 
@@ -64,6 +66,7 @@ def coupled_tokens(
     seeds: Integers,  # [R]
     choice_indices: Integers,  # [R]
     positions: Integers,  # [R]
+    kernels: SamplingKernels | None = None,
 ) -> torch.Tensor:
     """The pick argmin e / p of every row, over the row's support (p > 0); ties go to the lowest id.
 
@@ -74,6 +77,8 @@ def coupled_tokens(
         [R] int64.
     """
     keys = _keys_of(seeds, choice_indices, positions, p.device)
+    if kernels is not None:
+        return kernels.coupled_tokens(p, keys)
     part_rows = max(1, _CACHE_ELEMENTS // p.shape[1]) if p.device.type == "cpu" else max(1, len(p))
     picks = []
     for part, part_keys in zip(torch.split(p, part_rows), torch.split(keys, part_rows), strict=True):

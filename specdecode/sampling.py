@@ -21,6 +21,7 @@ from dataclasses import dataclass
 
 import torch
 
+from specdecode.lm.cpu.sampling import SamplingKernels
 from specdecode.noise import coupled_support_tokens, coupled_tokens, exponential_noise
 from specdecode.types import SamplingParams, TokenLogprobs
 
@@ -110,15 +111,19 @@ def greedy_tokens(
 def probabilities(
     logits: torch.Tensor,  # [R, V]
     windows: Sequence[Window],
+    kernels: SamplingKernels | None = None,
 ) -> torch.Tensor:
     """p after all transforms: [R, V], float64 for float64 logits, float32 otherwise.
 
-    Rows are handled in groups that need the same work; a row without truncation costs a softmax.
+    Rows are handled in groups that need the same work; a row without truncation costs a softmax. With
+    `kernels`, where they take the logits, each is computed alone in a few passes.
     """
     logits = penalised_logits(logits, windows)
+    row_params = [window.params for window in windows for _ in range(window.num_rows)]
+    if kernels is not None and kernels.takes(logits):
+        return kernels.probabilities(logits, row_params)
     logits = logits.to(_working_dtype(logits))
     groups: dict[tuple[_Transform, int], list[int]] = {}
-    row_params = [window.params for window in windows for _ in range(window.num_rows)]
     for row, params in enumerate(row_params):
         groups.setdefault(_transform_of(params, logits.shape[1]), []).append(row)
     if len(groups) == 1:
@@ -154,13 +159,15 @@ def inverse_cdf(
 def restrict_top_k(
     p: torch.Tensor,  # [R, V]
     k: int,
+    kernels: SamplingKernels | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The k most probable tokens of every row, renormalised: token_ids [R, k] int64, probs [R, k] like p.
 
     This is the q that a drafter samples from and sends. Entries past the support have probability 0; a
     vocabulary of fewer than k ids gives that many columns.
     """
-    token_ids, probs = _leading(p, min(k, p.shape[1]))
+    k = min(k, p.shape[1])
+    token_ids, probs = _leading(p, k) if kernels is None else kernels.leading(p, k)
     return token_ids, probs / probs.sum(dim=1, keepdim=True)
 
 

@@ -20,11 +20,17 @@ influence.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
 from specdecode.sampling import inverse_cdf
+
+ResidualSampler = Callable[
+    [torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor
+]
+"""The signature of `residual_tokens`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,6 +96,7 @@ def verify_rejection(
     drafts: Drafts,
     accept_noise: torch.Tensor,  # [B, G] in [0, 1)
     sample_noise: torch.Tensor,  # [B] in [0, 1)
+    sample: ResidualSampler | None = None,
 ) -> Verified:
     """Speculative sampling (Leviathan et al. 2023, algorithm 1; Chen et al. 2023, algorithm 2).
 
@@ -102,7 +109,7 @@ def verify_rejection(
     at = _Drafted.of(p, first_row, drafts)
     kept = at.valid & (accept_noise * at.q < at.p)
     accepted = kept.long().cumprod(dim=1).sum(dim=1)
-    next_token = _sample_next(p, at, accepted, torch.ones_like(sample_noise), sample_noise)
+    next_token = _sample_next(p, at, accepted, torch.ones_like(sample_noise), sample_noise, sample)
     chances = torch.where(at.q > 0, at.p / at.q, (at.p > 0).double()).clamp(max=1.0)
     tested = _shifted_right(chances).cumprod(dim=1).masked_fill(~at.valid, 0.0)
     overlaps = torch.minimum(at.p_support, at.q_support).sum(dim=2)
@@ -115,6 +122,7 @@ def verify_block(
     drafts: Drafts,
     accept_noise: torch.Tensor,  # [B, G] in [0, 1)
     sample_noise: torch.Tensor,  # [B] in [0, 1)
+    sample: ResidualSampler | None = None,
 ) -> Verified:
     """Block verification (Sun et al. 2025, algorithm 2).
 
@@ -131,7 +139,7 @@ def verify_block(
     successes = torch.where(accept_noise < h, _positions(drafts) + 1, 0)
     accepted = torch.nn.functional.pad(successes, (1, 0)).amax(dim=1)
     scale = reach.gather(1, accepted[:, None])[:, 0]
-    next_token = _sample_next(p, at, accepted, scale, sample_noise)
+    next_token = _sample_next(p, at, accepted, scale, sample_noise, sample)
     passed = (1.0 - (1.0 - h).flip(1).cumprod(dim=1).flip(1)).masked_fill(~at.valid, 0.0)
     return Verified(accepted, next_token, _shifted_right(passed).masked_fill(~at.valid, 0.0), passed)
 
@@ -197,18 +205,35 @@ def _sample_next(
     accepted: torch.Tensor,  # [B] int64
     scale: torch.Tensor,  # [B]
     sample_noise: torch.Tensor,  # [B]
+    sample: ResidualSampler | None,
 ) -> torch.Tensor:
     """A sample of norm(max(scale·p − q, 0)) after the accepted drafts, or of p after the last: [B] int64."""
     rows = at.rows.gather(1, accepted[:, None])[:, 0]
-    rejected = (accepted < at.valid.sum(dim=1)).nonzero()[:, 0]  # [N]
-    position = accepted[rejected]
+    rejected = accepted < at.valid.sum(dim=1)  # [B]
+    if at.valid.shape[1] == 0:
+        support_ids, q = at.support_ids.flatten(1), at.q_support.flatten(1)
+    else:
+        position = (torch.arange(len(rows), device=rows.device), torch.where(rejected, accepted, 0))
+        support_ids = at.support_ids[position]  # [B, K]
+        q = at.q_support[position].masked_fill(~rejected[:, None], 0.0)
+    return (sample or residual_tokens)(p, rows, scale, support_ids, q, sample_noise)
+
+
+def residual_tokens(
+    p: torch.Tensor,  # [R, V]
+    rows: torch.Tensor,  # [B] int64
+    scale: torch.Tensor,  # [B]
+    support_ids: torch.Tensor,  # [B, K] int64; an id of positive q occurs once
+    q: torch.Tensor,  # [B, K]
+    noise: torch.Tensor,  # [B] in [0, 1)
+) -> torch.Tensor:
+    """One sample of norm(max(scale·p − q, 0)) for each of B rows of p, in float64: [B] int64."""
     weights = p[rows].double().mul_(scale[:, None])  # [B, V]
-    support = (rejected[:, None], at.support_ids[rejected, position])
-    weights.index_put_(support, -at.q_support[rejected, position], accumulate=True).clamp_(min=0.0)
+    weights.scatter_add_(1, support_ids, -q.double()).clamp_(min=0.0)
     # Rounding may leave nothing of a residual whose true mass is tiny; p is as good there.
     empty = (weights.sum(dim=1) == 0).nonzero()[:, 0]
     weights[empty] = p[rows[empty]].double()
-    return inverse_cdf(weights, sample_noise)
+    return inverse_cdf(weights, noise)
 
 
 def _shifted_right(values: torch.Tensor) -> torch.Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from specdecode.errors import NumericalError, SpecdecodeError
-from specdecode.lm.cpu import Kernels
+from specdecode.lm.cpu import Kernels, SamplingKernels
 from specdecode.sampling import Window, coupled_tokens, greedy_tokens, probabilities, token_logprobs
 from specdecode.types import Method, Origin, TokenLogprobs
 from specdecode.verification import Drafts, Verified, verify_block, verify_picks, verify_rejection
@@ -97,19 +97,21 @@ class Verifier:
         windows = [_window(work) for work in works]
         logits = rows.logits
         drafts = _drafts(works, logits.device)
+        kernels = None if self._kernels is None else self._kernels.sampling
         first_row = torch.tensor(first_rows(works), device=logits.device)
         if method is Method.GREEDY:
             plain = rows.best is not None and not any(window.adjusts_logits for window in windows)
             picks = rows.best if plain and rows.best is not None else greedy_tokens(logits, windows)
             verified = verify_picks(picks, first_row, drafts)
         elif method is Method.COUPLED:
-            picks = _coupled_picks(probabilities(logits, windows), works)
+            picks = _coupled_picks(probabilities(logits, windows, kernels), works, kernels)
             verified = verify_picks(picks, first_row, drafts)
         else:
             rule = verify_rejection if method is Method.REJECTION else verify_block
             accept, sample = self._noise(drafts.token_ids.shape)
-            p = probabilities(logits, windows)
-            verified = rule(p, first_row, drafts, accept.to(p.device), sample.to(p.device))
+            p = probabilities(logits, windows, kernels)
+            sampler = kernels.residual_tokens if kernels is not None and p.dtype == torch.float32 else None
+            verified = rule(p, first_row, drafts, accept.to(p.device), sample.to(p.device), sampler)
         return _outcomes(verified, works)
 
     def _noise(self, shape: torch.Size) -> tuple[Tensor, Tensor]:
@@ -177,6 +179,7 @@ def _window(work: Work) -> Window:
 def _coupled_picks(
     p: Tensor,  # [R, vocab_size]
     works: Sequence[Work],
+    kernels: SamplingKernels | None,
 ) -> Tensor:
     """[R] the target's own pick at each row."""
     seeds: list[int] = []
@@ -188,7 +191,7 @@ def _coupled_picks(
         seeds += [opened.seed] * count
         choices += [opened.choice_index] * count
         positions += range(length, length + count)
-    return coupled_tokens(p, seeds, choices, positions)
+    return coupled_tokens(p, seeds, choices, positions, kernels)
 
 
 def _drafts(works: Sequence[Work], device: torch.device) -> Drafts:

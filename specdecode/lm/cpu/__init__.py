@@ -1,5 +1,6 @@
 """Kernels of a step on a CPU: C++ that is compiled once on the machine that runs it."""
 
 from specdecode.lm.cpu.kernels import Kernels, load_kernels
+from specdecode.lm.cpu.sampling import SamplingKernels
 
-__all__ = ["Kernels", "load_kernels"]
+__all__ = ["Kernels", "SamplingKernels", "load_kernels"]

@@ -1,4 +1,4 @@
-"""Compiles kernels.cpp for this machine and keeps the library in the cache: about three seconds, once."""
+"""Compiles the kernels for this machine and keeps the library in the cache: a few seconds, once."""
 
 from __future__ import annotations
 
@@ -13,13 +13,17 @@ from pathlib import Path
 
 from specdecode.cache import cache_root
 
-SOURCE = Path(__file__).with_name("kernels.cpp")
+_HERE = Path(__file__).parent
 _COMPILERS = ("c++", "g++", "clang++")
-# Sums may be taken in any order, which vector instructions need; NaN and infinity keep their meaning.
-_FLAGS = (
-    *("-O3", "-march=native", "-std=c++17", "-fopenmp", "-fPIC", "-shared"),
-    *("-fassociative-math", "-fno-signed-zeros", "-fno-trapping-math", "-fno-math-errno"),
-)
+_FLAGS = ("-O3", "-march=native", "-std=c++17", "-fopenmp", "-fPIC", "-fno-trapping-math", "-fno-math-errno")
+SOURCES = {
+    # Sums may be taken in any order, which vector instructions need; NaN and infinity keep their meaning.
+    _HERE / "kernels.cpp": ("-fassociative-math", "-fno-signed-zeros"),
+    # Noise is the same bits on every machine.
+    _HERE / "sampling.cpp": ("-ffp-contract=off",),
+}
+"""Each source with the flags of its own."""
+_HEADER = _HERE / "numbers.h"
 _BUILD_SECONDS = 120
 
 
@@ -36,7 +40,9 @@ def build_library() -> Path:
     compiler = next((found for name in _compilers() if (found := shutil.which(name))), None)
     if compiler is None:
         raise BuildError("no C++ compiler is installed (c++, g++ or clang++; CXX names another)")
-    parts = (SOURCE.read_text(), *_FLAGS, _version(compiler), _processor())
+    texts = [_HEADER.read_text(), *(source.read_text() for source in SOURCES)]
+    flags = [*_FLAGS, *(flag for own in SOURCES.values() for flag in own)]
+    parts = (*texts, *flags, _version(compiler), _processor())
     digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
     library = cache_root() / "kernels" / f"{digest}.so"
     if not library.exists():
@@ -54,14 +60,21 @@ def _compile(compiler: str, library: Path) -> None:
     try:
         library.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=library.parent) as directory:
+            objects = []
+            for source, flags in SOURCES.items():
+                objects.append(str(Path(directory) / f"{source.stem}.o"))
+                _run([compiler, *_FLAGS, *flags, "-c", str(source), "-o", objects[-1]])
             partial = Path(directory) / library.name
-            command = [compiler, *_FLAGS, str(SOURCE), "-o", str(partial)]
-            done = subprocess.run(command, capture_output=True, text=True, timeout=_BUILD_SECONDS)
-            if done.returncode:
-                raise BuildError(f"{compiler} failed: {done.stderr.strip()[-500:]}")
+            _run([compiler, "-shared", "-fopenmp", *objects, "-o", str(partial)])
             partial.replace(library)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise BuildError(f"{compiler} could not be run: {error}") from error
+
+
+def _run(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=_BUILD_SECONDS)
+    if done.returncode:
+        raise BuildError(f"{command[0]} failed: {done.stderr.strip()[-500:]}")
 
 
 def _version(compiler: str) -> str:

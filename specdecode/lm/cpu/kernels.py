@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from specdecode.lm.cpu.build import BuildError, build_library
+from specdecode.lm.cpu.sampling import SamplingKernels
 
 log = logging.getLogger(__name__)
 
@@ -39,10 +40,14 @@ class Kernels:
     Args:
         library: from `build_library`.
         dtype: float32 or bfloat16.
+
+    Attributes:
+        sampling: the passes over the vocabulary.
     """
 
     def __init__(self, library: Path, dtype: torch.dtype) -> None:
         self.dtype = dtype
+        self.sampling = SamplingKernels(library)
         releasing, keeping = ctypes.CDLL(str(library)), ctypes.PyDLL(str(library))
         found = {}
         for name, arguments in _ARGUMENTS.items():
