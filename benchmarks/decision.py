@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import random
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.pictures import Panel, draw_panels
@@ -41,8 +43,13 @@ def decision_seconds(due: list[DueCandidates[str]]) -> float:
     return time.thread_time() - start
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Measures and writes the result."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.decision", description=__doc__)
+    parser.add_argument(
+        "--results", type=Path, default=RESULTS, help="directory to write to (default: docs/results)"
+    )
+    o = parser.parse_args(argv)
     session = begin("decision", {"instances": NUM_INSTANCES, "repeats": NUM_REPEATS, "drafters": 2, "γ": 8})
     runs = []
     least: dict[int, list[float]] = {count: [] for count in COUNTS}
@@ -63,7 +70,7 @@ def main() -> None:
         draw_panels(path, "CPU time of one joint decision", panels, "ms", "sequences", "{:.2f}")
 
     summary = {str(count): median.to_json() for count, median in medians.items()}
-    path = session.write(RESULTS, runs, summary, [bar], draw)
+    path = session.write(o.results, runs, summary, [bar], draw)
     print(f"{value.value:.2f} ms for 64 sequences; {path}")
 
 

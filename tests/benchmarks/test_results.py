@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import bars
-from benchmarks.results import Bar, begin, median_of, paired_ratio, rate_of, read_bars
+from benchmarks.results import Bar, Session, begin, median_of, paired_ratio, rate_of, read_bars
 
 
 def test_what_slows_both_runs_of_a_pair_does_not_move_their_ratio() -> None:
@@ -105,3 +106,20 @@ def test_all_bars_are_printed_when_asked_for(
     monkeypatch.setattr(sys, "argv", ["bars", "--results", str(written), "--all"])
     assert bars.main() == 1
     assert "sample: holds  fast: 2 [1.9, 2.1], bar ≥ 1.2" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "name", ["bf16_identity", "concurrency_sweep", "decision", "load_step", "step", "throughput"]
+)
+def test_help_measures_and_writes_nothing(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*arguments: object) -> None:
+        raise AssertionError("a result is written")
+
+    monkeypatch.setattr(Session, "write", refuse)
+    monkeypatch.setattr("sys.argv", [name, "--help"])
+    with pytest.raises(SystemExit) as ended:
+        importlib.import_module(f"benchmarks.{name}").main()
+    assert ended.value.code == 0
+    assert "usage: " in capsys.readouterr().out
