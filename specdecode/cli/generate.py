@@ -143,6 +143,7 @@ def status(
             return
         requests = f"{found.num_requests} request{'' if found.num_requests == 1 else 's'}"
         show.say(f"router {found.version} at {connection.address}, {requests}")
-        show.OUT.print(show.status_table(found))
+        for table in show.status_tables(found):
+            show.OUT.print(table)
 
     asyncio.run(ask())

@@ -89,7 +89,8 @@ def table(*columns: tuple[str, str]) -> Table:
     """A table without frames; columns are (title, justification)."""
     shown = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False, collapse_padding=True)
     for name, justify in columns:
-        shown.add_column(name, justify=justify, no_wrap=justify == "right")  # type: ignore[arg-type]
+        # Folded where there is no room: nothing that is told may get lost in a narrow terminal or a pipe.
+        shown.add_column(name, justify=justify, no_wrap=justify == "right", overflow="fold")  # type: ignore[arg-type]
     return shown
 
 
@@ -155,32 +156,36 @@ def tokens_table(tokens: Sequence[EmittedToken]) -> Table:
     return shown
 
 
-def status_table(status: RouterStatus) -> Table:
-    """One row a replica.
+def status_tables(status: RouterStatus) -> list[Table]:
+    """What every replica is, and what it has to do: one row a replica in each.
 
     The price is what one more token in flight costs in emitted tokens; idle is the share of the time that the
     router was waited for in which nothing ran.
     """
-    columns = ("service", "address", "state", "model", "dtype")
+    what = table(*((name, "left") for name in ("service", "address", "state", "model", "dtype")))
     numbers = ("running", "waiting", "free blocks", "price", "idle")
-    shown = table(
-        *((name, "left") for name in columns), *((name, "right") for name in numbers), ("drafters", "left")
-    )
+    load = table(("address", "left"), *((name, "right") for name in numbers), ("drafters", "left"))
     for service, replicas in (("target", status.targets), ("draft", status.drafts)):
         for replica in replicas:
-            shown.add_row(service, *_replica_row(replica))
-    return shown
+            what.add_row(service, replica.address, *_what_row(replica))
+            load.add_row(replica.address, *_load_row(replica))
+    return [what, load]
 
 
-def _replica_row(replica: ReplicaStatus) -> list[str | Text]:
+def _what_row(replica: ReplicaStatus) -> list[str | Text]:
+    model = replica.model
+    return [
+        Text("up", "green") if replica.connected else Text("down", "red"),
+        model.name if model else "",
+        f"{model.dtype} {model.device}".strip() if model else "",
+    ]
+
+
+def _load_row(replica: ReplicaStatus) -> list[str]:
     model, load = replica.model, replica.load
     num_blocks = load.num_blocks if load and load.num_blocks else model.num_blocks if model else 0
     free = f"{load.num_free_blocks}/" if load and load.num_blocks else ""
     return [
-        replica.address,
-        Text("up", "green") if replica.connected else Text("down", "red"),
-        model.name if model else "",
-        f"{model.dtype} {model.device}".strip() if model else "",
         str(load.num_running if load else replica.num_sequences),
         str(load.num_waiting) if load else "",
         f"{free}{num_blocks}" if num_blocks else "",

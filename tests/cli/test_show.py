@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
 from specdecode.cli import show
 from specdecode.errors import FieldViolation, InvalidArgumentError, ResourceExhaustedError
-from specdecode.types import DrafterKind, Origin, RoundRecord, StepTimes, Usage
+from specdecode.requests import ReplicaStatus, RouterStatus
+from specdecode.types import (
+    DrafterKind,
+    LoadSnapshot,
+    ModelInfo,
+    Origin,
+    RoundRecord,
+    StepTimes,
+    Usage,
+)
 
 
 class Terminal(io.StringIO):
@@ -83,6 +93,27 @@ def test_rounds_fit_into_80_columns() -> None:
         record(100, 32, 31, predicted=32.5)
     ]
     assert len(rendered(rounds)) == 4
+
+
+def test_status_keeps_every_word_in_80_columns() -> None:
+    name = "smollm2-135m-instruct"
+    info = ModelInfo(name, "f", 10, 2048, "bfloat16", "cpu", num_blocks=8192)
+    drafts = replace(info, drafters=(DrafterKind.NGRAM, DrafterKind.MODEL))
+    load = LoadSnapshot(num_running=64, num_waiting=128, num_free_blocks=8000, num_blocks=8192)
+    status = RouterStatus(
+        (ReplicaStatus("127.0.0.1:50052", True, info, load, 64),),
+        (ReplicaStatus("127.0.0.1:50053", True, drafts, None, 64),),
+        64,
+        "0.1.0",
+    )
+    console = Console(width=80, file=io.StringIO(), color_system=None)
+    for table in show.status_tables(status):
+        console.print(table)
+    assert isinstance(console.file, io.StringIO)
+    shown = console.file.getvalue()
+    assert "…" not in shown
+    for word in ("127.0.0.1:50052", "127.0.0.1:50053", name, "bfloat16 cpu", "8000/8192", "ngram, model"):
+        assert word in shown
 
 
 def test_a_complaint_names_what_its_message_leaves_out(capsys: pytest.CaptureFixture[str]) -> None:
