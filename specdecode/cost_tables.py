@@ -296,6 +296,13 @@ class Calibration:
     step: StepCosts | None = None
     drafts: Mapping[str, DraftCosts] = field(default_factory=dict)
 
+    @property
+    def title(self) -> str:
+        """What was measured, for people: the same model has other costs in another dtype."""
+        model, dtype, device = (self.key.get(name, "") for name in ("model", "dtype", "device"))
+        named = f"{model} ({dtype})" if model and dtype else model
+        return " on ".join(part for part in (named, device) if part) or "calibrated"
+
     def to_json(self) -> dict[str, Any]:
         """The versioned document; `from_json` reads it."""
         return {

@@ -43,26 +43,38 @@ def _parser() -> argparse.ArgumentParser:
     )
     _add_load(parser.add_argument_group("load"))
     _add_machine(parser.add_argument_group("machine"))
-    parser.add_argument("--compare", default="off,1,3,5,auto", help="off, auto or γ, comma between")
-    parser.add_argument("--seed", type=int, default=0, help="of arrivals and texts")
+    parser.add_argument("--compare", default="off,1,3,5,auto", help="off, auto or γ (1 to 32), comma between")
+    parser.add_argument("--seed", type=int, default=0, help="of arrivals and texts; at least 0")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     return parser
 
 
 def _add_load(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--rate", type=float, help="requests a second of the fleet")
+    group.add_argument("--rate", type=float, help="requests a second of the fleet; this or --trace is needed")
     group.add_argument(
         "--trace",
         type=Path,
-        help="file, one request a line as JSON: at, prompt_tokens, max_tokens; kind (chat or copy), alpha",
+        help=(
+            "file, one request a line as JSON: at (seconds), prompt_tokens, max_tokens; "
+            "kind (chat or copy), alpha"
+        ),
     )
     group.add_argument("--requests", type=int, default=Arrivals.num_requests, help="in all, with --rate")
-    group.add_argument("--prompt-tokens", type=int, default=Arrivals.prompt_tokens, help="mean, with --rate")
-    group.add_argument("--max-tokens", type=int, default=Arrivals.max_tokens, help="mean, with --rate")
     group.add_argument(
-        "--copy-share", type=float, default=Arrivals.copy_share, help="of requests that copy a lot"
+        "--prompt-tokens", type=int, default=Arrivals.prompt_tokens, help="mean of a request, with --rate"
     )
-    group.add_argument("--alpha", type=float, default=Arrivals.alpha, help="mean α of the draft model")
+    group.add_argument(
+        "--max-tokens", type=int, default=Arrivals.max_tokens, help="mean of a text, with --rate"
+    )
+    group.add_argument(
+        "--copy-share",
+        type=float,
+        default=Arrivals.copy_share,
+        help="share of requests that copy a lot; 0 to 1",
+    )
+    group.add_argument(
+        "--alpha", type=float, default=Arrivals.alpha, help="mean α of the draft model; 0 to 1"
+    )
 
 
 def _add_machine(group: argparse._ArgumentGroup) -> None:
@@ -73,10 +85,16 @@ def _add_machine(group: argparse._ArgumentGroup) -> None:
     )
     for name in _MODELS:
         group.add_argument(f"--{name.replace('_', '-')}", help="as of specdecode plan")
-    group.add_argument("--ngram-seconds", type=float, default=5e-5, help="a batch's look-up takes; 0: none")
+    group.add_argument(
+        "--ngram-seconds", type=float, default=5e-5, help="seconds a batch's look-up takes; 0: none"
+    )
     group.add_argument("--max-running", type=int, help="sequences of a replica at once, below what KV holds")
-    group.add_argument("--max-tokens-in-flight", type=int, default=Machine.max_tokens_in_flight)
-    group.add_argument("--round-trip-seconds", type=float, default=Machine.round_trip_seconds)
+    group.add_argument(
+        "--max-tokens-in-flight", type=int, default=Machine.max_tokens_in_flight, help="tokens of one step"
+    )
+    group.add_argument(
+        "--round-trip-seconds", type=float, default=Machine.round_trip_seconds, help="of asking for drafts"
+    )
     group.add_argument("--shares-cores", action="store_true", help="target and drafter take turns")
 
 

@@ -64,8 +64,7 @@ def calibrated(paths: Sequence[Path]) -> Machine:
     if target is None or target.step is None:
         raise InvalidArgumentError.of("calibration", "none of the files is of a target")
     drafts = {DrafterKind(name): costs for one in found for name, costs in one.drafts.items() if _known(name)}
-    title = " on ".join(target.key[name] for name in ("model", "device") if name in target.key)
-    return Machine(title or "calibrated", target.step, drafts)
+    return Machine(target.title, target.step, drafts)
 
 
 def _known(name: str) -> bool:

@@ -14,7 +14,7 @@ from router.simulation.fleet import Outcome
 def table(outcomes: Sequence[Outcome]) -> Table:
     """One column a way to decode."""
     found = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False)
-    found.add_column("", no_wrap=True)
+    found.add_column("", overflow="fold")
     for outcome in outcomes:
         found.add_column(outcome.way.name, justify="right", no_wrap=True)
     for name, texts in _rows(outcomes):

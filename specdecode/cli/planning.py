@@ -37,9 +37,21 @@ class PlanFlags:
         str | None, _option("Time of a draft pass over that of a plain step; above 0", "from --gpu", "NUMBER")
     ] = None
     target: Annotated[
-        str | None, _option("Target: a size (70B), a config.json or its directory", "70B", "MODEL")
+        str | None,
+        _option(
+            "Target: a size (70B), a config.json or its directory; with --gpu this a measured model's name",
+            "70B, or the newest measured",
+            "MODEL",
+        ),
     ] = None
-    draft: Annotated[str | None, _option("Draft: as --target", "1B", "MODEL")] = None
+    draft: Annotated[
+        str | None,
+        _option(
+            "Draft: as --target; with --gpu this a drafter, ngram or model",
+            "1B, or the first measured",
+            "MODEL",
+        ),
+    ] = None
     drafts: Annotated[
         str | None, _option("Compare drafts: model and its acceptance", "none", "MODEL:A,...")
     ] = None

@@ -127,8 +127,9 @@ class PlanTexts:
         if drafter not in calibration.drafts:
             known = ", ".join(calibration.drafts) or "none"
             raise InvalidArgumentError.of("draft", f"{drafter!r} was not measured; measured: {known}")
-        title = " on ".join(calibration.key[name] for name in ("model", "device") if name in calibration.key)
-        return MeasuredSystem(f"{title} with {drafter}", calibration.step, calibration.drafts[drafter])
+        return MeasuredSystem(
+            f"{calibration.title} with {drafter}", calibration.step, calibration.drafts[drafter]
+        )
 
     def _calibration(self) -> Calibration:
         if self.calibration is not None:

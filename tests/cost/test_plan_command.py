@@ -80,11 +80,11 @@ def test_contexts_are_planned_side_by_side_and_the_picture_can_be_left_out(tmp_p
 def test_this_machine_is_planned_with_from_its_calibration(tmp_path: Path) -> None:
     path = tmp_path / "calibration.json"
     drafts = {"model": DraftCosts(1e-3, 6e-3, 0.0, 2e-4), "ngram": DraftCosts(2e-4, single_pass=True)}
-    Calibration({"model": "m", "device": "cpu"}, StepCosts(0.03, 9e-4), drafts).save(path)
+    Calibration({"model": "m", "dtype": "float32", "device": "cpu"}, StepCosts(0.03, 9e-4), drafts).save(path)
     args = ("--gpu", "this", "--calibration", str(path), "--batch", "1,64", "--png", "none")
     result = plan(*args, "--draft", "ngram", "--alphas", "0.5")
     assert result.exit_code == 0
-    assert "m on cpu with ngram" in result.output
+    assert "m (float32) on cpu with ngram" in result.output
     both = plan(*args, "--drafts", "ngram:0.3,model:0.8")
     assert [cells(both, batch)[-1] for batch in ("1", "64")] == ["model", "off"]
     assert plan(*args).exit_code == 0

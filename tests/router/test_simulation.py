@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
@@ -7,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from router.reasons import DecisionReason
 from router.simulation import report
@@ -140,9 +142,12 @@ def test_a_roofline_machine_has_the_planners_step_times() -> None:
 
 def test_calibrations_of_a_target_and_a_drafter_make_a_machine(tmp_path: Path) -> None:
     target, draft = tmp_path / "target.json", tmp_path / "draft.json"
-    Calibration({"role": "target", "model": "m", "device": "d"}, MEMORY_BOUND.steps).save(target)
+    Calibration(
+        {"role": "target", "model": "m", "dtype": "bfloat16", "device": "d"}, MEMORY_BOUND.steps
+    ).save(target)
     Calibration({"role": "draft"}, None, {"ngram": DRAFTS[DrafterKind.NGRAM]}).save(draft)
     machine = calibrated([target, draft])
+    assert machine.title == "m (bfloat16) on d"
     assert machine.steps == MEMORY_BOUND.steps
     assert machine.drafts == {DrafterKind.NGRAM: DRAFTS[DrafterKind.NGRAM]}
     with pytest.raises(InvalidArgumentError, match="none of the files is of a target"):
@@ -246,5 +251,9 @@ def test_the_table_has_a_column_for_each_way(capsys: pytest.CaptureFixture[str])
     outcomes = [run(MEMORY_BOUND, way, replace(LOAD, num_requests=3)) for way in WAYS]
     table = report.table(outcomes)
     assert [column.header for column in table.columns] == ["", "off", "γ = 3", "auto"]
+    console = Console(width=60, file=io.StringIO(), color_system=None)
+    console.print(table)
+    assert isinstance(console.file, io.StringIO)
+    assert "…" not in console.file.getvalue()
     assert main(["--rate=20", "--requests=3", "--max-tokens=20", "--compare=off"]) == 0
     assert "tokens/s" in capsys.readouterr().out
