@@ -311,7 +311,11 @@ class ModelDrafter:
         sequences: list[ModelSequence],
         logits: Tensor,  # [R, V], one row a sequence
     ) -> list[Answer]:
-        """Appends one draft to each sequence; answers those for whom nothing can be drawn."""
+        """Appends one draft to each sequence; answers those for whom nothing can be drawn.
+
+        What was drafted before is an answer then: dropping a draft for what comes after it would depend on
+        the draft itself, and tokens without a distribution after them would come out too seldom.
+        """
         rows: dict[Method, list[int]] = {}
         for row, sequence in enumerate(sequences):
             rows.setdefault(sequence.order.method, []).append(row)
@@ -320,11 +324,12 @@ class ModelDrafter:
             chosen = [sequences[row] for row in members]
             picked = logits if len(members) == len(sequences) else logits[members]
             for sequence, draw in zip(chosen, self._draws(method, chosen, picked.float()), strict=True):
-                if draw is None:
-                    self.forget(sequence)
-                    answers.append(sequence.answer(NumericalError(_NO_DISTRIBUTION)))
-                else:
+                if draw is not None:
                     sequence.append(draw)
+                    continue
+                self.forget(sequence)
+                error = None if sequence.drafted else NumericalError(_NO_DISTRIBUTION)
+                answers.append(sequence.answer(error))
         return answers
 
     def _draws(

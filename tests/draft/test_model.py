@@ -443,6 +443,36 @@ def test_nan_logits_fail_their_own_request_alone() -> None:
             sequence.close()
 
 
+@pytest.mark.parametrize("method", [Method.REJECTION, Method.BLOCK])
+def test_a_token_after_which_nothing_can_be_drawn_is_drafted_as_often_as_q_says(method: Method) -> None:
+    """Else a target that trusts q would emit it too seldom."""
+    module = copy.deepcopy(plain_model())
+    model = adopt_model(module, "tiny")
+    prompt, params = tokens_of(3, 6), SamplingParams(temperature=2.0)
+    q = sampling.probabilities(plain_logits(prompt)[-1:], [sampling.Window(params, prompt, len(prompt))])[0]
+    sick = next(token for token in q.argsort(descending=True).tolist() if token not in prompt)
+    module.model.embed_tokens.weight[sick] = torch.nan
+    drafter = new_drafter(num_blocks=400, model=model)
+    num_draws, lengths = 1500, Counter[int]()
+    for start in range(0, num_draws, 100):
+        for number in range(start, start + 100):
+            sequence = drafter.open(key(number), open_draft(number, prompt, method, params))
+            sequence.propose(Propose(number, len(prompt), (), 3))
+        for answer in run(drafter):
+            assert answer.draft.error is None
+            if answer.draft.token_ids[0] == sick:
+                lengths[len(answer.draft.token_ids)] += 1
+                assert answer.draft.q is not None
+                assert len(answer.draft.q.sizes) == 1
+        for resident in list(drafter._resident.values()):
+            resident.close()
+    assert set(lengths) == {1}
+    expected = float(q[sick])
+    assert expected > 0.02
+    spread = (expected * (1 - expected) / num_draws) ** 0.5
+    assert abs(lengths[1] / num_draws - expected) < 5 * spread
+
+
 def test_abandoning_frees_all_kv_and_the_next_draft_is_right() -> None:
     drafter = new_drafter()
     sequence = drafter.open(key(1), open_draft(1, tokens_of(1, 9)))
