@@ -61,21 +61,29 @@ class Verifier:
         logits: Tensor,  # [R, vocab_size]
         works: Sequence[Work],
     ) -> list[Outcome]:
-        """One outcome per window; rows of a window are consecutive, in the order of `works`."""
+        """One outcome per window; rows of a window are consecutive, in the order of `works`.
+
+        A row that is not finite is an error only where a token would come from it or from a row after it:
+        a draft that the model has no answer to must not end a text that goes on without it.
+        """
         starts = first_rows(works)
         best, finite = self._look_over(logits)
-        broken = _broken_windows(finite, works, starts)
-        outcomes = [Outcome([], error=NumericalError("the model's logits are not finite"))] * len(works)
+        broken = _first_broken(finite, works, starts)
+        if broken:
+            # Any distribution will do there: what is emitted before does not depend on it.
+            logits = logits.masked_fill(~finite[:, None], 0.0)
+        outcomes = [Outcome([])] * len(works)
         for method in Method:
-            chosen = [
-                i for i, w in enumerate(works) if w.sequence.opened.method is method and i not in broken
-            ]
+            chosen = [i for i, w in enumerate(works) if w.sequence.opened.method is method]
             if chosen:
                 group = [works[i] for i in chosen]
                 rows = _rows_of(group, [starts[i] for i in chosen], len(works), logits.device)
                 own = _Rows(_pick(logits, rows), None if best is None else _pick(best, rows))
                 for i, outcome in zip(chosen, self._verify_method(method, own, group), strict=True):
                     outcomes[i] = outcome
+        for i, first in broken.items():
+            if outcomes[i].num_accepted >= first:
+                outcomes[i] = Outcome([], error=NumericalError("the model's logits are not finite"))
         return outcomes
 
     def _look_over(
@@ -137,19 +145,17 @@ class _Rows:
     best: Tensor | None
 
 
-def _broken_windows(
+def _first_broken(
     finite: Tensor,  # [R] bool
     works: Sequence[Work],
     starts: Sequence[int],
-) -> set[int]:
+) -> dict[int, int]:
+    """The first row that is not finite of each window that has one."""
     if bool(finite.all()):
-        return set()
+        return {}
     fine = finite.tolist()
-    return {
-        i
-        for i, (work, start) in enumerate(zip(works, starts, strict=True))
-        if not all(fine[start : start + work.chunk.num_logits])
-    }
+    windows = [fine[start : start + w.chunk.num_logits] for w, start in zip(works, starts, strict=True)]
+    return {i: rows.index(False) for i, rows in enumerate(windows) if False in rows}
 
 
 def _rows_of(

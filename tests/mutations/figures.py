@@ -51,8 +51,8 @@ def figures() -> Iterator[Mutation]:
     yield one(
         "regret forgets the time that drafting takes",
         "router/regret.py",
-        "seconds = seconds + idle_share * waited",
-        "seconds = seconds + 0.0 * waited",
+        "+ idle_share * waited",
+        "+ 0.0 * waited",
         f"{REGRET}test_lost_is_what_each_fixed_length_would_emit_more_in_the_time_of_the_decision",
     )
 

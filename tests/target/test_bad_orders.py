@@ -8,14 +8,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy.stats
 import torch
 
 from specdecode.errors import Reason, SpecdecodeError
 from specdecode.lm.model import adopt_model
-from specdecode.lm.runner import PagedLM
+from specdecode.lm.pool import BlockPool
+from specdecode.lm.runner import Chunk, PagedLM
+from specdecode.lm.sequence import KVSequence
 from specdecode.types import Lease, Method, SparseDistributions, Verify
 from target_service.engine import Engine
 from target_service.scheduler import SchedulerLimits
+from target_service.sequence import SequenceKey, TargetSequence, Work
+from target_service.verify import Verifier
 from tests.lm.tiny import MAX_LENGTH, VOCAB_SIZE, plain_model
 from tests.target.driver import Client, make_engine, one_hot_q, opening
 from tests.target.texts import GREEDY_TEXT, OTHER_PROMPT, OTHER_TEXT, PROMPT, WRONG, prompt_lease
@@ -176,13 +181,17 @@ def broken_engine() -> Engine:
     return Engine(PagedLM(model, num_blocks=64))
 
 
-@pytest.mark.parametrize("where", ["prompt", "last token", "draft"])
+@pytest.mark.parametrize("where", ["prompt", "last token", "accepted draft"])
 def test_nan_ends_its_own_sequence_only(where: str) -> None:
-    prompts = {"prompt": [WRONG, *PROMPT[1:]], "last token": [*PROMPT[:-1], WRONG], "draft": PROMPT}
+    prompts = {"prompt": [WRONG, *PROMPT[1:]], "last token": [*PROMPT[:-1], WRONG], "accepted draft": PROMPT}
     bad_prompt = prompts[where]
     client = Client(broken_engine())
-    client.send(*(opening(i, p, max_tokens=20) for i, p in enumerate((bad_prompt, PROMPT, OTHER_PROMPT))))
-    drafted = (1, WRONG) if where == "draft" else ()
+    bias = ((WRONG, 1e6),) if where == "accepted draft" else ()
+    client.send(
+        opening(0, bad_prompt, max_tokens=20, logit_bias=bias),
+        *(opening(i, p, max_tokens=20) for i, p in ((1, PROMPT), (2, OTHER_PROMPT))),
+    )
+    drafted = (WRONG, 1) if where == "accepted draft" else ()
     client.send(Verify(0, len(bad_prompt), drafted), Lease(1, len(PROMPT), 20), Lease(2, 9, 20))
     client.settle()
     error = client.last(0).error
@@ -192,6 +201,50 @@ def test_nan_ends_its_own_sequence_only(where: str) -> None:
     assert client.tokens(1) == GREEDY_TEXT[:20]
     assert client.tokens(2) == OTHER_TEXT[:20]
     assert client.engine.lm.pool.num_free == 64
+
+
+@pytest.mark.parametrize("drafted", [(WRONG,), (1, WRONG), (GREEDY_TEXT[0], WRONG, 1), (WRONG, WRONG)])
+def test_a_rejected_draft_that_the_model_has_no_answer_to_changes_nothing(drafted: tuple[int, ...]) -> None:
+    client = Client(broken_engine())
+    client.send(opening(0, PROMPT, max_tokens=20, logprobs=1))
+    client.run(lambda sequence: client.verify(sequence, *drafted))
+    assert client.last(0).error is None
+    assert client.tokens(0) == GREEDY_TEXT[:20]
+
+
+@pytest.mark.parametrize("method", [Method.REJECTION, Method.BLOCK])
+def test_what_comes_before_a_row_without_answer_has_the_targets_distribution(method: Method) -> None:
+    """Two drafts from q in each of many windows; after one value of the first the target is NaN."""
+    num_windows, vocab_size, sick = 6000, 5, 2
+    generator = torch.Generator().manual_seed(1)
+    p, q = (torch.randn(vocab_size, generator=generator).softmax(0) for _ in range(2))
+    first, second = torch.multinomial(q, 2 * num_windows, replacement=True, generator=generator).view(2, -1)
+    pool = BlockPool(1, 16)
+    works = []
+    for number, drafted in enumerate(zip(first.tolist(), second.tolist(), strict=True)):
+        opened = opening(number, PROMPT, temperature=1.0, max_tokens=20, method=method)
+        kv = KVSequence(pool, PROMPT)
+        sent = SparseDistributions(
+            np.full(2, vocab_size, np.int32),
+            np.tile(np.arange(vocab_size, dtype=np.int32), 2),
+            np.tile(q.numpy(), 2),
+        )
+        verify = Verify(number, len(PROMPT), drafted, sent)
+        sequence = TargetSequence(SequenceKey(1, number), opened, kv, verify)
+        works.append(Work(sequence, Chunk(kv, [PROMPT[-1], *drafted], 3), drafted))
+    logits = p.log().expand(num_windows, 3, vocab_size).clone()
+    logits[first == sick, 1:] = torch.nan
+    outcomes = Verifier(torch.Generator().manual_seed(2)).verify(logits.flatten(0, 1), works)
+    # Who fails had accepted the first draft.
+    emitted = [
+        first[i].item() if outcome.error else outcome.token_ids[0] for i, outcome in enumerate(outcomes)
+    ]
+    assert any(outcome.error for outcome in outcomes)
+    counts = np.bincount(emitted, minlength=vocab_size)
+    assert (
+        scipy.stats.chisquare(counts, num_windows * p.double().numpy() / p.double().sum().item()).pvalue
+        > 1e-4
+    )
 
 
 def test_a_prefix_with_nan_is_not_found_by_the_next_sequence() -> None:
