@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 from specdecode.lm.attention import LONGEST_WINDOW, AttentionPlan, LayerShape, PagedKV, Span
@@ -115,6 +117,75 @@ def test_attention_over_blocks_in_place_is_that_of_the_dense_batch(
         query.double(), *(tensor.double() for tensor in stored), dim**-0.5, window, softcap
     )
     assert_near(in_place, dense.to(kernels.dtype))
+
+
+def attended(kv: PagedKV, span: Span, query: Tensor, window: int | None, softcap: float | None) -> Tensor:
+    """One token after another, by the definition, in float64; query [num_tokens, heads, dim]."""
+    rows = []
+    for index, q in enumerate(query.double()):
+        position = span.start + index
+        seen = range(0 if window is None else max(position - window + 1, 0), position + 1)
+        block, place = zip(*(divmod(p, kv.block_size) for p in seen), strict=True)
+        at = torch.tensor([span.block_table[b] for b in block]), torch.tensor(place)
+        repeat = query.shape[1] // kv.keys[0].shape[2]
+        key, value = (
+            stored[at].double().repeat_interleave(repeat, 1) for stored in (kv.keys[0], kv.values[0])
+        )
+        scores = torch.einsum("hd,khd->hk", q, key) * query.shape[2] ** -0.5
+        if softcap is not None:
+            scores = torch.tanh(scores / softcap) * softcap
+        rows.append(torch.einsum("hk,khd->hd", scores.softmax(1), value))
+    return torch.stack(rows)
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_attention_reads_what_each_token_may_see_and_nothing_else(data: st.DataObject) -> None:
+    """Any shape; whatever lies beyond a sequence is NaN."""
+    dtype = data.draw(st.sampled_from(DTYPES))
+    dim = data.draw(st.sampled_from([2, 32, 64, 80, 96, 128, 255, MAX_DIM]))
+    kv_heads, repeat = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 13))
+    block_size = data.draw(st.sampled_from([1, 3, 4, 16, 17, MAX_BLOCK_SIZE]))
+    window = data.draw(st.sampled_from([None, 1, 2, 16, 17]))
+    softcap = data.draw(st.sampled_from([None, 5.0]))
+    shapes = data.draw(st.lists(st.tuples(st.integers(0, 40), st.integers(1, 14)), max_size=4))
+    loaded = load_kernels(dtype)
+    assert loaded is not None
+    num_blocks = sum((start + count) // block_size + 1 for start, count in shapes)
+    kv = PagedKV([LayerShape(kv_heads, dim, dim)], num_blocks, block_size, dtype, torch.device("cpu"))
+    order = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(2)).tolist()
+    spans = [Span([order.pop() for _ in range((s + n) // block_size + 1)], s, n) for s, n in shapes]
+    for seed, stored in enumerate((kv.keys[0], kv.values[0])):
+        stored.fill_(torch.nan)
+        for span in spans:
+            places = torch.arange(span.start + span.num_tokens)
+            slots = torch.tensor(span.block_table)[places // block_size] * block_size + places % block_size
+            filled = noise(len(places), kv_heads, dim, seed=seed + len(places), dtype=dtype)
+            stored.flatten(0, 1)[slots] = filled
+    query = noise(sum(span.num_tokens for span in spans), kv_heads * repeat, dim, seed=3, dtype=dtype)
+    actual = AttentionPlan(kv, spans, torch.device("cpu"), loaded).attend(
+        query, kv.keys[0], kv.values[0], None, window, softcap
+    )
+    parts = query.split([span.num_tokens for span in spans])
+    for span, part, own in zip(spans, parts, actual.split([len(p) for p in parts]), strict=True):
+        assert_near(own, attended(kv, span, part, window, softcap).to(dtype))
+
+
+@pytest.mark.parametrize("block_size", [4, 16])
+def test_a_later_draft_is_nothing_to_the_tokens_before_it(kernels: Kernels, block_size: int) -> None:
+    kv = PagedKV([LayerShape(2, 64, 64)], 20, block_size, kernels.dtype, torch.device("cpu"))
+    for seed, stored in enumerate((kv.keys[0], kv.values[0])):
+        stored.copy_(noise(*stored.shape, seed=seed))
+    span = Span(list(range(20)), 10, 9)
+    query = noise(9, 6, 64, seed=3, dtype=kernels.dtype)
+    plan = AttentionPlan(kv, [span], torch.device("cpu"), kernels)
+    before = plan.attend(query, kv.keys[0], kv.values[0], 0.3, None, None)
+    for index in range(8, 0, -1):
+        block, place = divmod(span.start + index, block_size)
+        kv.keys[0][block, place] = kv.values[0][block, place] = torch.nan
+        after = plan.attend(query, kv.keys[0], kv.values[0], 0.3, None, None)
+        assert torch.equal(after[:index], before[:index])
+        assert after[index:].isnan().all()
 
 
 def test_longer_spans_take_the_dense_path_beside_windows(kernels: Kernels) -> None:
