@@ -58,6 +58,17 @@ def test_salts_isolate() -> None:
     assert cached(pool, list(range(8))) == []
 
 
+@pytest.mark.parametrize("token", [1 + (1 << 8), 1 + (1 << 16), 1 + (1 << 30)])
+def test_a_digest_is_of_every_bit_of_its_ids(token: int) -> None:
+    root = salt_digest(b"")
+    assert block_digest(root, [0, 1, 2, 3]) != block_digest(root, [0, token, 2, 3])
+
+
+def test_a_salt_counts_to_its_last_byte() -> None:
+    beginning = b"one tenant's salt may begin like another's, for more bytes than any hash's own salt has: "
+    assert salt_digest(beginning + b"a") != salt_digest(beginning + b"b")
+
+
 def test_the_newest_token_is_never_taken_from_the_cache() -> None:
     pool = BlockPool(8, SIZE)
     publish(pool, list(range(8)))

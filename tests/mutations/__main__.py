@@ -78,6 +78,8 @@ def applied(mutation: Mutation, tree: Path) -> Iterator[None]:
             raise MutationError(f"{edit.path} holds the text to change {count} times: {edit.old!r}")
         changed[edit.path] = changed[edit.path].replace(edit.old, edit.new)
     for path, source in changed.items():
+        if not path.endswith(".py"):
+            continue
         try:
             compile(source, path, "exec")
         except SyntaxError as error:

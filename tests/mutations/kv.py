@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tests.mutations.mutation import DRAFT_MODEL, ORACLES, PAGED, POOL, Edit, Mutation, one
+from tests.mutations.mutation import DRAFT_MODEL, KERNELS, ORACLES, PAGED, POOL, Edit, Mutation, one
 
 
 def rollback() -> Iterator[Mutation]:
@@ -141,6 +141,20 @@ def prefix_cache() -> Iterator[Mutation]:
         f"{POOL}test_salts_isolate",
     )
     yield one(
+        "tenants whose salts begin alike share the prefix cache",
+        "specdecode/lm/pool.py",
+        "hashlib.blake2b(salt, person=",
+        "hashlib.blake2b(salt[:16], person=",
+        f"{POOL}test_a_salt_counts_to_its_last_byte",
+    )
+    yield one(
+        "a block is found by the low bits of its tokens",
+        "specdecode/lm/pool.py",
+        'np.asarray(token_ids, dtype="<i4").tobytes()',
+        'np.asarray(token_ids).astype("<u2").tobytes()',
+        f"{POOL}test_a_digest_is_of_every_bit_of_its_ids",
+    )
+    yield one(
         "a digest outlives the tokens it was made of",
         sequence,
         "        del self._digests[num_tokens // self.pool.block_size :]\n",
@@ -164,4 +178,65 @@ def attention() -> Iterator[Mutation]:
         "            positions += range(span.start, end)\n",
         "            positions += range(span.num_tokens)\n",
         f"{PAGED}test_logits_of_mixed_ragged_batches_equal_the_plain_models",
+    )
+    yield one(
+        "what an earlier owner left behind a sequence's last token takes part in a dense batch",
+        path,
+        "torch.arange(num_keys, device=device) >= torch.tensor(ends",
+        "torch.arange(num_keys, device=device) > torch.tensor(ends",
+        f"{KERNELS}test_attention_reads_what_each_token_may_see_and_nothing_else",
+    )
+
+
+def kernels() -> Iterator[Mutation]:
+    path = "specdecode/lm/cpu/kernels.cpp"
+    reads = f"{KERNELS}test_attention_reads_what_each_token_may_see_and_nothing_else"
+    yield one(
+        "on the kernel a token sees the draft after it",
+        path,
+        "const int high = position + 1 - base < count ? position + 1 - base : count;",
+        "const int high = position + 2 - base < count ? position + 2 - base : count;",
+        f"{KERNELS}test_a_later_draft_is_nothing_to_the_tokens_before_it",
+    )
+    yield one(
+        "on the kernel a sliding window is one token too long",
+        path,
+        "position - shape.window + 1 - base : 0",
+        "position - shape.window - base : 0",
+        reads,
+    )
+    yield one(
+        "on the kernel the first block of a window is left out where the window begins at its end",
+        path,
+        "? oldest - shape.window + 1 : 0",
+        "? oldest - shape.window + 2 : 0",
+        reads,
+    )
+    yield one(
+        "on the kernel greedy ties go to the highest id",
+        path,
+        "    int64_t index = 0;\n    while (index + 1 < size && get(in + index) != highest) ++index;\n",
+        "    int64_t index = size - 1;\n    while (index > 0 && get(in + index) != highest) --index;\n",
+        f"{KERNELS}test_best_tokens_takes_the_lowest_of_equals_and_names_rows_that_are_not_finite",
+    )
+    yield one(
+        "the kernel's norm forgets ε",
+        path,
+        "1.0f / std::sqrt(sum / size + epsilon)",
+        "1.0f / std::sqrt(sum / size)",
+        f"{KERNELS}test_rms_norm_of_next_to_nothing",
+    )
+    yield one(
+        "the kernels cut bfloat16 off instead of rounding it",
+        path,
+        "(bits + 0x7FFF + ((bits >> 16) & 1)) >> 16",
+        "bits >> 16",
+        f"{KERNELS}test_numbers_are_rounded_as_torch_rounds_them",
+    )
+    yield one(
+        "a fused layer forgets its sliding window",
+        "specdecode/lm/cpu/fused.py",
+        "self._call.scaling, self._call.window, None)",
+        "self._call.scaling, None, None)",
+        f"{KERNELS}test_layers_on_kernels_equal_the_plain_model_in_float32",
     )

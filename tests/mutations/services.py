@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tests.mutations.mutation import (
+    BAD_ORDERS,
     DRAFT_MODEL,
     DRAWING,
     ENGINE,
@@ -212,6 +213,21 @@ def target() -> Iterator[Mutation]:
         "Chunk(sequence.kv, [*missing, *drafted], len(drafted) + len(missing))",
         f"{ORACLES}test_text_does_not_depend_on_leases_preemption_or_chunks[greedy]",
     )
+    yield one(
+        "a token is drawn after a row that is not finite",
+        verify,
+        "            if outcomes[i].num_accepted >= first:\n",
+        "            if outcomes[i].num_accepted > first:\n",
+        f"{BAD_ORDERS}test_nan_ends_its_own_sequence_only",
+    )
+    yield one(
+        "a rejected draft that the model has no answer to ends the text",
+        verify,
+        "            if outcomes[i].num_accepted >= first:\n",
+        "            if outcomes[i].num_accepted >= 0:\n",
+        f"{BAD_ORDERS}test_a_rejected_draft_that_the_model_has_no_answer_to_changes_nothing",
+        f"{BAD_ORDERS}test_what_comes_before_a_row_without_answer_has_the_targets_distribution",
+    )
 
 
 def drafter() -> Iterator[Mutation]:
@@ -263,6 +279,13 @@ def drafter() -> Iterator[Mutation]:
         "        self._stop_ids = frozenset(() if sampled else order.sampling.stop_token_ids)\n",
         "        self._stop_ids = frozenset(order.sampling.stop_token_ids)\n",
         "tests/draft/test_draft_length.py",
+    )
+    yield one(
+        "a sampled draft is dropped for what comes after it",
+        model,
+        "error = None if sequence.drafted else NumericalError(_NO_DISTRIBUTION)",
+        "error = NumericalError(_NO_DISTRIBUTION)",
+        f"{DRAFT_MODEL}test_a_token_after_which_nothing_can_be_drawn_is_drafted_as_often_as_q_says",
     )
     yield one(
         "the drafter drafts one token past its context",

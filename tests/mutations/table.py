@@ -9,6 +9,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     *kv.rollback(),
     *kv.prefix_cache(),
     *kv.attention(),
+    *kv.kernels(),
     *maths.verification(),
     *maths.sampling(),
     *maths.noise(),
