@@ -23,6 +23,7 @@ FAILOVER = (
     "test_text_goes_on_on_another_target_without_a_token_lost_or_told_twice"
 )
 ROUTER_GENERATE = "tests/router/test_generate.py::"
+ORDERS = "tests/router/test_orders.py::"
 ROUTER_REQUEST = "tests/router/test_request.py::"
 
 

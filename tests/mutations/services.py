@@ -11,6 +11,7 @@ from tests.mutations.mutation import (
     ENGINE,
     FAILOVER,
     ORACLES,
+    ORDERS,
     ROUTER_GENERATE,
     ROUTER_REQUEST,
     ROUTER_TEXT,
@@ -350,6 +351,50 @@ def router() -> Iterator[Mutation]:
         "            if self._text.push(token.token_id):\n                break\n",
         "            if self._text.push(token.token_id):\n                continue\n",
         cut,
+    )
+    yield one(
+        "tokens of another state of the text are taken",
+        request,
+        "        if result.committed_length != len(self.tokens) + len(result.token_ids):\n",
+        "        if result.committed_length > len(self.tokens) + len(result.token_ids):\n",
+        f"{ROUTER_REQUEST}test_tokens_that_do_not_follow_what_is_here_end_a_choice",
+    )
+    yield one(
+        "a stop string ends a text one token before min_tokens",
+        request,
+        "        min_tokens = self.resolved.sampling.min_tokens\n",
+        "        min_tokens = self.resolved.sampling.min_tokens - 1\n",
+        f"{ROUTER_REQUEST}test_stop_strings_before_min_tokens_do_not_end_a_choice",
+    )
+    yield one(
+        "the target is not told whose prefix cache to use",
+        "router/rounds.py",
+        "        cache_salt=resolved.cache_salt,\n",
+        "",
+        f"{ORDERS}test_a_target_is_told_all_of_a_choice_that_goes_on_there",
+    )
+    drafter_is_told = f"{ORDERS}test_a_drafter_is_told_what_the_target_is_told"
+    drafts = "router/drafts.py"
+    yield one(
+        "the drafter is not told whose prefix cache to use",
+        drafts,
+        "        cache_salt=resolved.cache_salt,\n",
+        "",
+        drafter_is_told,
+    )
+    yield one(
+        "the drafter draws every choice with the first one's noise",
+        drafts,
+        "        choice_index=choice.index,\n",
+        "        choice_index=0,\n",
+        drafter_is_told,
+    )
+    yield one(
+        "the drafter takes what was emitted for prompt",
+        drafts,
+        "        num_prompt_tokens=len(resolved.prompt_token_ids),\n",
+        "        num_prompt_tokens=len(choice.tokens),\n",
+        drafter_is_told,
     )
     rounds = "router/rounds.py"
     yield one(

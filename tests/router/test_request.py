@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -11,7 +12,7 @@ from router.policy import DecisionReason
 from router.request import MAX_BUFFERED_TOKENS, Choice, Request, Round
 from router.text import Tokenizer
 from router.validation import ResolvedRequest
-from specdecode.errors import NumericalError
+from specdecode.errors import InternalError, NumericalError
 from specdecode.requests import Piece, SpeculationMode
 from specdecode.types import (
     DrafterKind,
@@ -233,11 +234,23 @@ async def test_pieces_of_all_choices_come_until_all_have_ended(byte_level: Token
     assert pieces == [(0, "a", False), (1, "b", True), (0, "a", True)]
 
 
-@pytest.mark.parametrize("num_tokens", [1, 3])
-def test_stop_strings_before_min_tokens_do_not_end_a_choice(byte_level: Tokenizer, num_tokens: int) -> None:
-    choice = new_choice(byte_level, stops=("a",), min_tokens=num_tokens)
+@pytest.mark.parametrize(("min_tokens", "num_emitted"), [(1, 1), (2, 3), (3, 3)])
+def test_stop_strings_before_min_tokens_do_not_end_a_choice(
+    byte_level: Tokenizer, min_tokens: int, num_emitted: int
+) -> None:
+    choice = new_choice(byte_level, stops=("a",), min_tokens=min_tokens)
     choice.take(result(choice, ids_of(byte_level, "abab"), "pppp"), LEASED, now=2.0)
-    assert choice.usage.num_emitted == num_tokens
+    assert choice.usage.num_emitted == num_emitted
+
+
+@pytest.mark.parametrize("difference", [-1, 1])
+def test_tokens_that_do_not_follow_what_is_here_end_a_choice(byte_level: Tokenizer, difference: int) -> None:
+    choice = new_choice(byte_level)
+    good = result(choice, ids_of(byte_level, "ab"), "pp")
+    other = replace(good, committed_length=good.committed_length + difference)
+    choice.take(other, LEASED, now=2.0)
+    assert isinstance(choice.error, InternalError)
+    assert choice.tokens == list(PROMPT)
 
 
 def test_a_choices_figures_do_not_time_the_round_that_takes_in_the_prompt(byte_level: Tokenizer) -> None:
