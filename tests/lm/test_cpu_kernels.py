@@ -56,6 +56,16 @@ def test_rms_norm_of_next_to_nothing(kernels: Kernels) -> None:
     assert_near(kernels.rms_norm(x, weight, 1e-5), weight * normed.to(kernels.dtype))
 
 
+def test_a_norm_is_rounded_before_it_is_weighted_as_transformers_does() -> None:
+    kernels = load_kernels(torch.bfloat16)
+    assert kernels is not None
+    x, weight = noise(64, 192, dtype=torch.bfloat16), noise(192, seed=1, dtype=torch.bfloat16)
+    normed = x.float() * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + 1e-5)
+    expected = weight * normed.bfloat16()
+    # A sum's order leaves the last bits of a float32 open; that moves next to nothing to another bfloat16.
+    assert (kernels.rms_norm(x, weight, 1e-5) == expected).float().mean() > 0.99
+
+
 def test_numbers_are_rounded_as_torch_rounds_them(kernels: Kernels) -> None:
     """To the nearest, halves to the even one: always up or down would shift every layer the same way."""
     x, added = (noise(40, 200, seed=seed, dtype=kernels.dtype) for seed in range(2))
@@ -87,7 +97,7 @@ def test_what_is_no_number_stays_no_number(kernels: Kernels) -> None:
 def test_rotate_and_store(kernels: Kernels, rotated: int) -> None:
     heads, kv_heads, dim, tokens = 6, 2, 16, 9
     qkv = noise(tokens, (heads + 2 * kv_heads) * dim, dtype=kernels.dtype)
-    angles = torch.arange(tokens)[:, None] * torch.linspace(0.1, 1, rotated // 2).repeat(2)
+    angles = torch.arange(tokens)[:, None] * torch.linspace(0.1, 1, rotated)
     cosine, sine = angles.cos().to(kernels.dtype), angles.sin().to(kernels.dtype)
     slots = torch.randperm(40, generator=torch.Generator().manual_seed(0))[:tokens]
     keys, values = (torch.zeros(10, 4, kv_heads, dim, dtype=kernels.dtype) for _ in range(2))

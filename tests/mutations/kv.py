@@ -234,6 +234,20 @@ def kernels() -> Iterator[Mutation]:
         f"{KERNELS}test_numbers_are_rounded_as_torch_rounds_them",
     )
     yield one(
+        "the kernel's norm is weighted before it is rounded",
+        path,
+        "rounded<T>(get(in + i) * scale)",
+        "get(in + i) * scale",
+        f"{KERNELS}test_a_norm_is_rounded_before_it_is_weighted_as_transformers_does",
+    )
+    yield one(
+        "the kernel turns the second half of a head by the first half's angles",
+        path,
+        "second * get(cosine + half + i) + first * get(sine + half + i)",
+        "second * get(cosine + half + i) + first * get(sine + i)",
+        f"{KERNELS}test_rotate_and_store",
+    )
+    yield one(
         "a fused layer forgets its sliding window",
         "specdecode/lm/cpu/fused.py",
         "self._call.scaling, self._call.window, None)",
