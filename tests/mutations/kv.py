@@ -213,6 +213,13 @@ def kernels() -> Iterator[Mutation]:
         reads,
     )
     yield one(
+        "on the kernel a window's last token does not see itself where no heads share keys",
+        path,
+        "newest = span.start + (end - 1) / repeat;",
+        "newest = span.start + (end - 2) / repeat;",
+        reads,
+    )
+    yield one(
         "on the kernel greedy ties go to the highest id",
         path,
         "    int64_t index = 0;\n    while (index + 1 < size && get(in + index) != highest) ++index;\n",
