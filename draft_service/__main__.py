@@ -132,7 +132,7 @@ async def start(settings: DraftSettings) -> Running:
     finally:
         stopped.set()  # a signal that cancels the start ends measuring, too
     loop = DraftLoop(offer.drafters, settings.max_sequences)
-    servicer = DraftServicer(loop, offer.info, server.draining, costs)
+    servicer = DraftServicer(loop, offer.info, server.draining, settings.max_message_bytes, costs)
     pb_grpc.add_DraftServiceServicer_to_server(servicer, server.grpc)
     port = await server.start(settings.host, settings.port)
     on_main_thread(loop.run)

@@ -33,6 +33,7 @@ class DraftServicer(pb_grpc.DraftServiceServicer):  # type: ignore[misc]
         loop: started; the servicer does not stop it.
         info: what GetDraftModel answers.
         draining: set when the service has begun to end.
+        max_message_bytes: frames above it are told in several messages.
         costs: of the drafters that were measured.
     """
 
@@ -41,11 +42,13 @@ class DraftServicer(pb_grpc.DraftServiceServicer):  # type: ignore[misc]
         loop: DraftLoop,
         info: ModelInfo,
         draining: asyncio.Event,
+        max_message_bytes: int,
         costs: Mapping[DrafterKind, DraftCosts] = MappingProxyType({}),
     ) -> None:
         self._loop = loop
         self._info = info
         self._draining = draining
+        self._max_message_bytes = max_message_bytes
         self._costs = costs
 
     async def GetDraftModel(
@@ -65,7 +68,8 @@ class DraftServicer(pb_grpc.DraftServiceServicer):  # type: ignore[misc]
         """Drafts for one router, until it ends the stream or is lost."""
         async with aborting(context), aclosing(self._drafts(request_iterator)) as frames:
             async for frame in frames:
-                yield wire.drafts_frame_to_proto(frame)
+                for _, message in wire.messages_within(self._max_message_bytes, frame, wire.drafts_frame_to_proto):
+                    yield message
 
     async def _drafts(self, requests: AsyncIterator[pb.DraftRequest]) -> AsyncGenerator[DraftsFrame, None]:
         outbox = _Outbox()

@@ -10,8 +10,8 @@ import asyncio
 import logging
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
@@ -35,9 +35,8 @@ from specdecode.types import (
     DraftsFrame,
     LoadSnapshot,
     ModelInfo,
-    OpenDraft,
-    OpenSequence,
     StepFrame,
+    StepResult,
 )
 from specdecode.v1 import draft_service_pb2 as draft_pb
 from specdecode.v1 import draft_service_pb2_grpc as draft_grpc
@@ -49,6 +48,7 @@ from specdecode.wire import (
     draft_from_proto,
     drafter_costs_from_proto,
     load_snapshot_from_proto,
+    messages_within,
     model_info_from_proto,
     step_costs_from_proto,
     step_frame_from_proto,
@@ -57,14 +57,11 @@ from specdecode.wire import (
 logger = logging.getLogger(__name__)
 
 _HELLO_SECONDS = 5.0
-# An id takes up to 5 bytes; a deployment may limit messages to 64 KiB.
-_MAX_OPENED_TOKENS = 2**13
 _FIRST_PAUSE_SECONDS = 0.05
 _LONGEST_PAUSE_SECONDS = 2.0
 
 Sent = TypeVar("Sent", DecodeFrame, DraftFrame)
 Received = TypeVar("Received", StepFrame, DraftsFrame)
-Opened = TypeVar("Opened", OpenSequence, OpenDraft)
 
 
 @dataclass(frozen=True)
@@ -182,8 +179,11 @@ class Link(ABC, Generic[Sent, Received]):
                 self._has_pending.clear()
                 frames, self._pending = self._pending, []
                 for frame in frames:
-                    for message in self._encode(frame):
-                        await call.write(message)
+                    for part, message in messages_within(self._max_message_bytes, frame, self._encode):
+                        if message.ByteSize() > self._max_message_bytes:
+                            self._listener.on_frame(self._refuse(part, message.ByteSize()))
+                        else:
+                            await call.write(message)
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
             call.cancel()  # the reader learns why
 
@@ -195,9 +195,17 @@ class Link(ABC, Generic[Sent, Received]):
     def _open(self, channel: grpc.aio.Channel) -> Any:
         """Starts the stream."""
 
+    def _too_large(self, num_bytes: int) -> SpecdecodeError:
+        limit = f"{num_bytes} bytes to the {self.kind}; at most {self._max_message_bytes} in one message"
+        return InvalidArgumentError.of("request", f"takes {limit}")
+
     @abstractmethod
-    def _encode(self, frame: Sent) -> Iterator[Any]:
-        """The frame as messages: one, unless that could be too large to send."""
+    def _encode(self, frame: Sent) -> Any:
+        """The message of a frame."""
+
+    @abstractmethod
+    def _refuse(self, frame: Sent, num_bytes: int) -> Received:
+        """Answers the frame's only order, which is too large to be sent, in the replica's stead."""
 
     @abstractmethod
     def _decode(self, message: Any) -> Received:
@@ -224,6 +232,7 @@ class TargetLink(Link[DecodeFrame, StepFrame]):
     load = LoadSnapshot()
     draining = False
     costs: StepCosts | None = None
+    _step = 0
 
     async def _hello(self, channel: grpc.aio.Channel) -> ModelInfo:
         stub = target_grpc.TargetServiceStub(channel)
@@ -235,15 +244,17 @@ class TargetLink(Link[DecodeFrame, StepFrame]):
     def _open(self, channel: grpc.aio.Channel) -> Any:
         return target_grpc.TargetServiceStub(channel).Decode()
 
-    def _encode(self, frame: DecodeFrame) -> Iterator[Any]:
-        for opened in _too_large(frame.opens):
-            yield decode_frame_to_proto(DecodeFrame(opens=(opened,)))
-            frame = replace(frame, opens=frame.opens[1:])
-        yield decode_frame_to_proto(frame)
+    def _encode(self, frame: DecodeFrame) -> Any:
+        return decode_frame_to_proto(frame)
+
+    def _refuse(self, frame: DecodeFrame, num_bytes: int) -> StepFrame:
+        error = self._too_large(num_bytes)
+        results = tuple(StepResult(o.sequence, len(o.token_ids), error=error) for o in frame.opens)
+        return StepFrame(self._step, self.load, results)
 
     def _decode(self, message: Any) -> StepFrame:
         frame = step_frame_from_proto(message)
-        self.load = frame.load
+        self._step, self.load = frame.step, frame.load
         self.costs = frame.costs or self.costs
         return frame
 
@@ -271,11 +282,15 @@ class DraftLink(Link[DraftFrame, DraftsFrame]):
     def _open(self, channel: grpc.aio.Channel) -> Any:
         return draft_grpc.DraftServiceStub(channel).Draft()
 
-    def _encode(self, frame: DraftFrame) -> Iterator[Any]:
-        for opened in _too_large(frame.opens):
-            yield draft_frame_to_proto(DraftFrame(opens=(opened,)))
-            frame = replace(frame, opens=frame.opens[1:])
-        yield draft_frame_to_proto(frame)
+    def _encode(self, frame: DraftFrame) -> Any:
+        return draft_frame_to_proto(frame)
+
+    def _refuse(self, frame: DraftFrame, num_bytes: int) -> DraftsFrame:
+        """The drafter is not asked for this choice again."""
+        error = self._too_large(num_bytes)
+        opens = (Draft(o.sequence, len(o.token_ids), error=error) for o in frame.opens)
+        proposes = (Draft(o.sequence, o.from_length + len(o.token_ids), error=error) for o in frame.proposes)
+        return DraftsFrame((*opens, *proposes))
 
     def _decode(self, message: Any) -> DraftsFrame:
         """A draft that does not hang together counts as failed; the others are fine."""
@@ -287,8 +302,3 @@ def _draft_from_proto(message: Any) -> Draft:
         return draft_from_proto(message)
     except InvalidArgumentError as error:
         return Draft(message.sequence, message.committed_length, error=InternalError(error.message))
-
-
-def _too_large(opens: Sequence[Opened]) -> Sequence[Opened]:
-    """All of these if together they could exceed what a message may hold, else none."""
-    return opens if sum(len(opened.token_ids) for opened in opens) > _MAX_OPENED_TOKENS else ()

@@ -55,6 +55,8 @@ def _common_options(max_message_bytes: int) -> list[tuple[str, int]]:
         # Both sides ping: a router must notice a lost replica, a replica must free what a lost router held.
         ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
         ("grpc.keepalive_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
+        # gRPC waits this long for the answer to a ping; without it a minute, whatever keepalive says.
+        ("grpc.http2.ping_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
     ]

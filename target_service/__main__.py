@@ -89,7 +89,7 @@ async def start(settings: TargetSettings) -> Running:
     finally:
         stopped.set()  # a signal that cancels the start ends measuring, too
     loop = EngineLoop(replica.engine, None if mode == "off" else Recalibration(replica.engine, seconds))
-    servicer = TargetServicer(loop, replica.info, server.draining)
+    servicer = TargetServicer(loop, replica.info, server.draining, settings.max_message_bytes)
     pb_grpc.add_TargetServiceServicer_to_server(servicer, server.grpc)
     port = await server.start(settings.host, settings.port)
     running = on_main_thread(loop.run)

@@ -27,12 +27,16 @@ class TargetServicer(pb_grpc.TargetServiceServicer):  # type: ignore[misc]
         loop: started; the servicer does not stop it.
         info: what GetTargetModel answers.
         draining: set when the service has begun to end.
+        max_message_bytes: frames above it are told in several messages.
     """
 
-    def __init__(self, loop: EngineLoop, info: ModelInfo, draining: asyncio.Event) -> None:
+    def __init__(
+        self, loop: EngineLoop, info: ModelInfo, draining: asyncio.Event, max_message_bytes: int
+    ) -> None:
         self._loop = loop
         self._info = info
         self._draining = draining
+        self._max_message_bytes = max_message_bytes
 
     async def GetTargetModel(
         self,
@@ -56,7 +60,8 @@ class TargetServicer(pb_grpc.TargetServiceServicer):  # type: ignore[misc]
         """Steps for one router, until it ends the stream or is lost; then everything it opened is freed."""
         async with aborting(context), aclosing(self._frames(request_iterator)) as frames:
             async for frame in frames:
-                yield wire.step_frame_to_proto(frame)
+                for _, message in wire.messages_within(self._max_message_bytes, frame, wire.step_frame_to_proto):
+                    yield message
 
     async def _frames(self, requests: AsyncIterator[pb.DecodeRequest]) -> AsyncGenerator[StepFrame]:
         outbox = Outbox()

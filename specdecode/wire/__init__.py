@@ -62,6 +62,7 @@ from specdecode.wire.router import (
     usage_from_proto,
     usage_to_proto,
 )
+from specdecode.wire.sizes import messages_within
 from specdecode.wire.status import (
     error_from_proto,
     error_to_proto,
@@ -114,6 +115,7 @@ __all__ = [
     "lease_to_proto",
     "load_snapshot_from_proto",
     "load_snapshot_to_proto",
+    "messages_within",
     "model_info_from_proto",
     "model_info_to_proto",
     "open_draft_from_proto",
