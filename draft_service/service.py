@@ -68,7 +68,9 @@ class DraftServicer(pb_grpc.DraftServiceServicer):  # type: ignore[misc]
         """Drafts for one router, until it ends the stream or is lost."""
         async with aborting(context), aclosing(self._drafts(request_iterator)) as frames:
             async for frame in frames:
-                for _, message in wire.messages_within(self._max_message_bytes, frame, wire.drafts_frame_to_proto):
+                for _, message in wire.messages_within(
+                    self._max_message_bytes, frame, wire.drafts_frame_to_proto
+                ):
                     yield message
 
     async def _drafts(self, requests: AsyncIterator[pb.DraftRequest]) -> AsyncGenerator[DraftsFrame, None]:

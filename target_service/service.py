@@ -60,7 +60,9 @@ class TargetServicer(pb_grpc.TargetServiceServicer):  # type: ignore[misc]
         """Steps for one router, until it ends the stream or is lost; then everything it opened is freed."""
         async with aborting(context), aclosing(self._frames(request_iterator)) as frames:
             async for frame in frames:
-                for _, message in wire.messages_within(self._max_message_bytes, frame, wire.step_frame_to_proto):
+                for _, message in wire.messages_within(
+                    self._max_message_bytes, frame, wire.step_frame_to_proto
+                ):
                     yield message
 
     async def _frames(self, requests: AsyncIterator[pb.DecodeRequest]) -> AsyncGenerator[StepFrame]:

@@ -34,7 +34,9 @@ def _halves(frame: Frame) -> tuple[Frame, ...]:
     total = sum(map(len, entries.values()))
     if total < 2:
         return ()
-    first, second, left = {}, {}, total // 2
+    first: dict[str, Any] = {}
+    second: dict[str, Any] = {}
+    left = total // 2
     for name, values in entries.items():
         first[name], second[name] = values[:left], values[left:]
         left -= len(first[name])

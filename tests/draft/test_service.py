@@ -106,7 +106,9 @@ async def running(
     drafters = {DrafterKind.NGRAM: ngram} | ({} if ngram_only else {DrafterKind.MODEL: drafter})
     loop = DraftLoop(drafters, max_sequences)
     server = Server([SERVICE_NAME], MAX_MESSAGE_BYTES)
-    pb_grpc.add_DraftServiceServicer_to_server(DraftServicer(loop, INFO, server.draining, MAX_MESSAGE_BYTES), server.grpc)
+    pb_grpc.add_DraftServiceServicer_to_server(
+        DraftServicer(loop, INFO, server.draining, MAX_MESSAGE_BYTES), server.grpc
+    )
     port = await server.start("127.0.0.1", 0)
     loop.start()
     try:

@@ -83,5 +83,5 @@ def test_parts_hold_every_order_once_and_in_order() -> None:
     parts = list(messages_within(200, frame, decode_frame_to_proto))
     assert all(message.ByteSize() <= 200 for _, message in parts)
     assert len(parts) > 1
-    orders = [[*part.opens, *part.leases, *part.closes] for part, _ in parts]
-    assert sum(orders, []) == [*frame.opens, *frame.leases, *frame.closes]
+    orders = [order for part, _ in parts for order in (*part.opens, *part.leases, *part.closes)]
+    assert orders == [*frame.opens, *frame.leases, *frame.closes]
