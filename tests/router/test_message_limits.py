@@ -25,7 +25,7 @@ def wordy(num_choices: int, drafter: int) -> Any:
     for token_id in range(300):
         request.sampling.logit_bias.add(token_id=token_id, bias=0.01)
     request.sampling.banned_token_ids.extend(range(250, 350))
-    request.sampling.allowed_token_ids.token_ids.extend(range(350))
+    request.sampling.allowed_token_ids.ids.extend(range(350))
     request.n = num_choices
     return request
 
