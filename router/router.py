@@ -31,8 +31,8 @@ from specdecode.requests import GenerateRequest, Piece, ReplicaStatus, RouterSta
 
 logger = logging.getLogger(__name__)
 
-PIECE_SECONDS = 0.003
-"""Between two pieces for clients, whoever they are for: writing more often would take the models' cores."""
+LONGEST_PIECE_SECONDS = 0.4
+"""No client waits longer for the next piece of a text that goes on."""
 _RETRY_SECONDS = 1.0
 _FIRST_DRAFT_SECONDS = 10.0
 
@@ -171,8 +171,8 @@ class Router:
             self._num_requests -= 1
 
     def _piece_pause(self) -> float:
-        """Seconds between two pieces of a request: what it costs to write one, for all that are open."""
-        return self._num_requests * PIECE_SECONDS
+        """Seconds between two pieces of a request: writing more of them would take the models' cores."""
+        return min(self._num_requests * self._settings.piece_seconds, LONGEST_PIECE_SECONDS)
 
     def _check_model(self, name: str) -> None:
         served = [self._settings.model, *(link.info.name for link in self._links if link.info is not None)]

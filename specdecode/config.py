@@ -255,6 +255,9 @@ class RouterSettings(ServiceSettings):
         1.0, "how long a round waits for drafts before it goes on without", "seconds", 0.001, 60
     )
     lease_tokens: int = _count(16, "tokens a target may emit without asking", "tokens", 1, 1024)
+    piece_seconds: float = _real(
+        0.006, "how long a client's text gathers, for each open request; 0.4 seconds at most", "seconds", 0, 1
+    )
     max_requests: int = _count(1024, "requests at once; more are refused", "requests", 1, 2**20)
     max_prompt_bytes: ByteSize = _size(4 * MIB, "largest prompt", 1024, GIB)
     failover_seconds: float = _real(30.0, "how long a request waits for a target replica", "seconds", 0, 3600)
