@@ -25,7 +25,7 @@ class Offer:
         acceptance: accepted / (accepted + rejected) of the last tested drafts, None if too few were.
         last_length: γ that it was decided to draft last time; 0: none.
         probe_due: whether it may be tried again though it does not seem to pay.
-        is_open: whether it knows the sequence already.
+        num_unread: committed tokens that it has not been told of yet.
     """
 
     drafter: DrafterKind
@@ -35,7 +35,7 @@ class Offer:
     acceptance: float | None = None
     last_length: int = 0
     probe_due: bool = False
-    is_open: bool = True
+    num_unread: int = 0
 
 
 @dataclass(slots=True)
@@ -107,6 +107,7 @@ class Decision:
 
     Attributes:
         drafter: who drafts, in this round or, where γ is 0, soon.
+        looks_up: who is asked beside the lease, to be compared with what the target emits.
         predicted_emitted: E(γ).
         predicted_seconds: of the round; 0 where costs are not known.
         price: λ, what one more token in flight would cost the replica.
@@ -117,6 +118,7 @@ class Decision:
     drafter: DrafterKind | None
     reason: DecisionReason
     num_lease_tokens: int = 0
+    looks_up: DrafterKind | None = None
     predicted_emitted: float = field(default=1.0, compare=False)
     predicted_seconds: float = field(default=0.0, compare=False)
     price: float = field(default=0.0, compare=False)

@@ -202,10 +202,11 @@ class DraftDesk:
             return DrafterState.LATE if seat.sequence is not None else DrafterState.UNAVAILABLE
         return DrafterState.READY
 
-    def is_open(self, choice: Choice, kind: DrafterKind) -> bool:
-        """Whether the drafter knows the choice."""
+    def num_unread(self, choice: Choice, kind: DrafterKind) -> int:
+        """Committed tokens that the drafter has not been told of."""
         seat = self._seats.get(choice, {}).get(kind)
-        return seat is not None and seat.sequence is not None
+        is_open = seat is not None and seat.sequence is not None
+        return len(choice.tokens) - (seat.known_length if seat is not None and is_open else 0)
 
     def room(self, choice: Choice, kind: DrafterKind) -> int | None:
         """Drafts that the drafter's context holds after what is committed; None without a limit."""

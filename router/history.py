@@ -14,7 +14,6 @@ ACCEPTANCE_WINDOW = 100
 """Tested positions that the acceptance is taken over."""
 _MIN_TESTED = 20
 """Fewer say nothing."""
-_LONGEST_PROBE_TOKENS = 512
 
 
 @dataclass(frozen=True)
@@ -25,19 +24,21 @@ class Temper:
         prior_failures: failures that the class's word is worth.
         memory: weight of all before, in each new round.
         first_probe_tokens: emitted tokens between a shutdown and the first probe.
+        longest_probe_tokens: between two probes at most.
     """
 
     prior_failures: float
     memory: float
     first_probe_tokens: int
+    longest_probe_tokens: int
 
 
 TEMPERS = {
     # A sequence copies or it does not, and that changes within a text: the last rounds say nearly all.
     # (On simulated requests that switch every 4 to 33 rounds this predicts within 3 % of the best setting for
     # each; of requests of a steady α of their own, the model's within 0.2 %.)
-    DrafterKind.NGRAM: Temper(0.5, 0.6, 4),
-    DrafterKind.MODEL: Temper(3.0, 0.95, 16),
+    DrafterKind.NGRAM: Temper(0.5, 0.6, 4, 32),
+    DrafterKind.MODEL: Temper(3.0, 0.95, 16, 512),
 }
 
 
@@ -109,6 +110,14 @@ class DrafterHistory:
         self._observe(tested, passed)
         self._count(result.num_accepted, result.num_drafted)
 
+    def foreseen(self, num_matched: int, num_foreseen: int, num_output: int) -> None:
+        """What was looked up beside a lease was compared with what the target emitted."""
+        num_tested = num_matched + (num_matched < num_foreseen)
+        passed = [1.0] * num_matched + [0.0] * (num_tested - num_matched)
+        self._observe([1.0] * num_tested, passed)
+        self._count(num_matched, num_foreseen)
+        self.probed(num_matched == num_foreseen, num_output)
+
     def _observe(self, tested: Sequence[float], passed: Sequence[float]) -> None:
         hazards, memory = self._class.hazards, self._temper.memory
         expected = sum(reached * hazard for reached, hazard in zip(tested, hazards, strict=False))
@@ -147,5 +156,5 @@ class DrafterHistory:
             self._num_accepted = self._num_tested = 0
             self._probe_at = num_output
         else:
-            self._probe_tokens = min(2 * self._probe_tokens, _LONGEST_PROBE_TOKENS)
+            self._probe_tokens = min(2 * self._probe_tokens, self._temper.longest_probe_tokens)
             self._probe_at = num_output + self._probe_tokens

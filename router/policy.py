@@ -67,6 +67,7 @@ class _Draft:
     length: int = 0
     offer: Offer | None = None
     is_chosen: bool = False
+    looks_up: DrafterKind | None = None
 
 
 def decide(due: Sequence[DueSequence], view: ReplicaView) -> Plan:
@@ -224,17 +225,31 @@ class _Deciding:
             Candidate(opening.offer.drafter, _sticky(opening, hysteresis))
             for opening in allowed
             if opening.offer.drafter in drafts and opening.offer.survivals
-            if opening.offer.is_open or self._is_worth_opening(sequence, opening)
+            if self._is_worth_reading(sequence, opening)
         )
 
-    def _is_worth_opening(self, sequence: DueSequence, opening: Opening) -> bool:
+    def _is_worth_reading(self, sequence: DueSequence, opening: Opening) -> bool:
         """Whether drafts for all that is left could save what it takes to let the drafter read the text."""
-        costs = self._view.drafts[opening.offer.drafter]
-        if costs.single_pass:
+        seconds = self._reading_seconds(opening.offer)
+        if not seconds:
             return True
         gain = sum(opening.offer.survivals[: opening.limit])
-        saved = sequence.num_remaining * gain / (1 + gain) * self._plain_seconds
-        return saved > self._idle_share * costs.token_seconds * sequence.num_tokens
+        return sequence.num_remaining * gain / (1 + gain) * self._plain_seconds > seconds
+
+    def _reading_seconds(self, offer: Offer) -> float:
+        """That the target waits for a drafter which reads what it does not know of a text; look-ups need
+        none.
+        """
+        costs = self._view.drafts[offer.drafter]
+        unread = 0 if costs.single_pass else offer.num_unread
+        return self._idle_share * costs.token_seconds * unread
+
+    def _reads_ahead(self, drafter: DrafterKind) -> bool:
+        """Whether a drafter may take in a text while the target computes: not on the same cores, where each
+        would keep the other from them.
+        """
+        costs = self._view.drafts.get(drafter)
+        return not self._view.shares_cores or (costs is not None and costs.single_pass)
 
     def _weight(self, sequence: DueSequence) -> float:
         return self._policy.batch_weight if sequence.tier is Tier.BATCH else 1.0
@@ -274,7 +289,11 @@ class _Deciding:
             for sequence, draft in zip(self._due, self._drafts, strict=True)
             if (opening := _probe_of(sequence, draft)) is not None
         ]
-        for sequence, draft, opening in wanted[:_MAX_PROBES]:
+        for _, draft, opening in wanted:
+            if self._costs_nothing(draft, opening):
+                draft.looks_up = opening.offer.drafter
+        costly = [each for each in wanted if each[1].looks_up is None]
+        for sequence, draft, opening in costly[:_MAX_PROBES]:
             length = min(PROBE_DRAFT_TOKENS, opening.limit)
             seconds = self._seconds_of_probe(sequence, draft, opening, length)
             if seconds is None or (not sequence.is_forced and spent + seconds > self._view.probe_seconds):
@@ -283,6 +302,13 @@ class _Deciding:
             if not sequence.lease_left:
                 self._probe_seconds += seconds
             draft.length, draft.offer, draft.reason = length, opening.offer, DecisionReason.PROBE
+
+    def _costs_nothing(self, draft: _Draft, opening: Opening) -> bool:
+        """Whether a drafter can be tried beside a lease: look-ups, of which what is emitted tells as much as
+        a verification would.
+        """
+        costs = self._view.drafts.get(opening.offer.drafter)
+        return draft.length == 0 and costs is not None and costs.single_pass
 
     def _seconds_of_probe(
         self, sequence: DueSequence, draft: _Draft, opening: Opening, length: int
@@ -307,9 +333,7 @@ class _Deciding:
         if not sequence.is_forced and (at_best / rounds)[1:].max() <= emitted / rounds[0]:
             return None
         seconds = rounds[1] - rounds[0] + weight * given_up * rounds[0] / emitted
-        if not offer.is_open:
-            seconds += self._idle_share * costs.token_seconds * sequence.num_tokens
-        return float(seconds)
+        return float(seconds + self._reading_seconds(offer))
 
     @cached_property
     def _drafted(self) -> int:
@@ -329,12 +353,15 @@ class _Deciding:
     def _decision(self, sequence: DueSequence, draft: _Draft) -> Decision:
         if draft.length == 0 or draft.offer is None:
             lease = min(self._lease_tokens(draft.reason), sequence.num_remaining)
-            return self._told(draft, 0, None, draft.reason, lease)
+            decision = self._told(draft, 0, None, draft.reason, lease)
+            decision.looks_up = draft.looks_up
+            return decision
         drafter = draft.offer.drafter
+        ahead = drafter if self._reads_ahead(drafter) else None
         if sequence.opening:
-            return self._told(draft, 0, drafter, DecisionReason.FIRST_TOKEN, 1)
+            return self._told(draft, 0, ahead, DecisionReason.FIRST_TOKEN, 1)
         if sequence.lease_left:
-            return Decision(0, drafter, DecisionReason.LEASE)
+            return Decision(0, ahead, DecisionReason.LEASE)
         return self._told(draft, draft.length, drafter, draft.reason)
 
     def _told(
@@ -348,7 +375,7 @@ class _Deciding:
         """A decision with what is expected of it."""
         emitted = 1 + _gain(draft) if length else 1.0
         outlook = self._outlook if draft.is_chosen and reason is draft.reason else None
-        return Decision(length, drafter, reason, lease, emitted, self._seconds, self._price, outlook)
+        return Decision(length, drafter, reason, lease, None, emitted, self._seconds, self._price, outlook)
 
     @cached_property
     def _seconds(self) -> float:

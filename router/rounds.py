@@ -18,10 +18,18 @@ from dataclasses import dataclass, field
 from router.drafts import DraftAnswer, DraftDesk
 from router.estimates import Estimates
 from router.inbox import Inbox
-from router.policy import Decision, DecisionReason, PolicySettings, ReplicaView, decide, scaled_steps
+from router.policy import (
+    PROBE_DRAFT_TOKENS,
+    Decision,
+    DecisionReason,
+    PolicySettings,
+    ReplicaView,
+    decide,
+    scaled_steps,
+)
 from router.replicas import Listener, TargetLink
 from router.request import Choice
-from router.seats import Phase, Seat, describe
+from router.seats import Foresight, Phase, Seat, describe
 from specdecode.cost_tables import StepCosts
 from specdecode.errors import Reason
 from specdecode.types import (
@@ -82,11 +90,18 @@ class Drafted:
 
 
 @dataclass(frozen=True)
+class LookedUp:
+    """Answers of the draft service that nobody waits for."""
+
+    answers: list[DraftAnswer]
+
+
+@dataclass(frozen=True)
 class TargetLost:
     """The target's stream broke."""
 
 
-Event = Placed | Withdrawn | HasRoom | Stepped | Drafted | TargetLost
+Event = Placed | Withdrawn | HasRoom | Stepped | Drafted | LookedUp | TargetLost
 
 
 @dataclass
@@ -183,6 +198,9 @@ class ReplicaLoop:
             case Drafted(answers):
                 for answer in answers:
                     self._take_draft(answer)
+            case LookedUp(answers):
+                for answer in answers:
+                    self._take_foresight(answer)
             case Placed(choice):
                 self._seat(choice)
             case HasRoom(choice):
@@ -212,6 +230,7 @@ class ReplicaLoop:
             num_parameters = 0 if self.link.info is None else self.link.info.num_parameters
             choice.take(result, seat.round(load.tokens_in_flight, num_parameters), self._now)
             seat.learn(result)
+            seat.compare_foresight()
         elif result.error.reason in _REPLICA_FAULTS:
             self.link.draining |= result.error.reason is Reason.DRAINING
             self._move(seat, counts=not seat.opening)
@@ -249,6 +268,12 @@ class ReplicaLoop:
             if answer.failure is DecisionReason.DRAFT_EMPTY:
                 seat.learn_of_nothing()
             self._lease(seat, 1, answer.failure, answer.drafter)
+
+    def _take_foresight(self, answer: DraftAnswer) -> None:
+        seat, draft = self._seats.get(answer.choice), answer.draft
+        if seat is not None and answer.failure in (None, DecisionReason.DRAFT_EMPTY):
+            self._drafts.recovered(seat.choice, answer.drafter)
+            seat.looked_up(Foresight(answer.drafter, draft.committed_length, draft.token_ids))
 
     def _seat(self, choice: Choice) -> None:
         """Opens a choice on the replica, prompt and what was emitted elsewhere."""
@@ -349,6 +374,8 @@ class ReplicaLoop:
         if decision.num_lease_tokens > seat.lease_ahead:
             # A lease that runs is never shortened: its end may be reached before the order is.
             self._lease(seat, decision.num_lease_tokens, decision.reason)
+        if decision.looks_up is not None:
+            self._drafts.ask(seat.choice, decision.looks_up, PROBE_DRAFT_TOKENS, self._take_looks)
         if decision.drafter is None:
             return
         if decision.num_draft_tokens == 0:
@@ -361,6 +388,9 @@ class ReplicaLoop:
 
     def _take_answers(self, answers: list[DraftAnswer]) -> None:
         self.put(Drafted(answers))
+
+    def _take_looks(self, answers: list[DraftAnswer]) -> None:
+        self.put(LookedUp(answers))
 
     def _lease(
         self, seat: Seat, num_tokens: int, reason: DecisionReason, asked: DrafterKind | None = None

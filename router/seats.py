@@ -35,6 +35,15 @@ class Phase(Enum):
     """The draft service, until its deadline."""
 
 
+@dataclass(frozen=True)
+class Foresight:
+    """What a drafter proposed beside a lease, after `committed_length` tokens."""
+
+    drafter: DrafterKind
+    committed_length: int
+    token_ids: tuple[int, ...]
+
+
 @dataclass(eq=False)
 class Seat:
     """One choice on this replica.
@@ -46,6 +55,7 @@ class Seat:
         drafter: who was asked for them.
         predicted_emitted: when this round was decided; 0 where it was not (a lease that goes on), as the next
             two.
+        foresight: what was looked up beside a lease and is not compared yet.
     """
 
     choice: Choice
@@ -67,6 +77,7 @@ class Seat:
     outlook: Outlook | None = None
     is_probe: bool = False
     histories: dict[DrafterKind, DrafterHistory] = field(default_factory=dict)
+    foresight: Foresight | None = None
 
     @property
     def may_be_ordered(self) -> bool:
@@ -150,6 +161,32 @@ class Seat:
             if self.is_probe:
                 history.probed(False, self.choice.num_output)
 
+    def looked_up(self, found: Foresight) -> None:
+        """Takes what a drafter proposed beside a lease."""
+        if found.token_ids:
+            self.foresight = found
+            self.compare_foresight()
+        elif found.drafter in self.histories:
+            history = self.histories[found.drafter]
+            history.said_nothing()
+            history.probed(False, self.choice.num_output)
+
+    def compare_foresight(self) -> None:
+        """Once enough is emitted, learns how far it is what was looked up."""
+        found = self.foresight
+        if found is None:
+            return
+        emitted = self.choice.tokens[found.committed_length :]
+        matched = 0
+        for token, looked_up in zip(emitted, found.token_ids, strict=False):
+            if token != looked_up:
+                break
+            matched += 1
+        is_settled = matched < min(len(emitted), len(found.token_ids)) or matched == len(found.token_ids)
+        if is_settled:
+            self.foresight = None
+            self.histories[found.drafter].foreseen(matched, len(found.token_ids), self.choice.num_output)
+
 
 def describe(seats: Sequence[Seat], drafts: DraftDesk, policy: PolicySettings) -> list[DueSequence]:
     """What a decision needs to know of seats that are due."""
@@ -207,7 +244,7 @@ def _offer(
         acceptance=history.acceptance,
         last_length=history.last_length,
         probe_due=history.is_probe_due(choice.num_output),
-        is_open=drafts.is_open(choice, kind),
+        num_unread=drafts.num_unread(choice, kind),
     )
 
 

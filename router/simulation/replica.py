@@ -203,6 +203,8 @@ class SimulatedReplica:
         sequence.decided(decision)
         if decision.num_lease_tokens > sequence.lease_ahead:
             sequence.lease(decision.num_lease_tokens, decision.reason)
+        if decision.looks_up is not None:
+            sequence.look_up(decision.looks_up)
         if decision.drafter is None:
             return
         if decision.num_draft_tokens == 0:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from router.decisions import Decision, DueSequence, Offer
 from router.estimates import Estimates, survivals
 from router.history import DrafterHistory
+from router.policy import PROBE_DRAFT_TOKENS
 from router.policy_settings import PolicySettings
 from router.reasons import DecisionReason, DrafterState
 from router.seats import Phase
@@ -157,6 +158,18 @@ class SimulatedSequence:
             if self.is_probe:
                 history.probed(False, self.num_output)
 
+    def look_up(self, kind: DrafterKind) -> None:
+        """Learns at once what looking up beside the lease will have shown."""
+        history = self.histories.get(kind)
+        if history is None:
+            return
+        if self.odds.silent[self.num_output]:
+            history.said_nothing()
+            history.probed(False, self.num_output)
+        else:
+            matched = min(PROBE_DRAFT_TOKENS, self.odds.runs[kind][self.num_output])
+            history.foreseen(matched, PROBE_DRAFT_TOKENS, self.num_output)
+
     def run_window(self) -> tuple[int, int]:
         """Verifies what is drafted, or emits one token of the lease: accepted drafts, emitted tokens."""
         accepted = 0
@@ -248,7 +261,7 @@ def _add_offers(
                 acceptance=history.acceptance,
                 last_length=history.last_length,
                 probe_due=history.is_probe_due(sequence.num_output),
-                is_open=kind in sequence.opened,
+                num_unread=0 if kind in sequence.opened else sequence.num_tokens,
             )
         )
 
