@@ -441,6 +441,20 @@ class TestSignals:
         assert "Traceback" not in log
 
 
+async def test_a_service_that_hangs_is_noticed_by_whoever_waits_for_it() -> None:
+    """Its connection stays open, and the kernel goes on acknowledging what is sent."""
+    program = Program("hangs", DEADLINE)
+    try:
+        async with connect(f"127.0.0.1:{await program.line()}", MAX_MESSAGE_BYTES) as channel:
+            running = asyncio.ensure_future(error_of(pb_grpc.TargetServiceStub(channel)))
+            assert await program.line() == "entered"
+            program.process.send_signal(signal.SIGSTOP)
+            assert isinstance(await asyncio.wait_for(running, 30.0), UnavailableError)
+    finally:
+        program.process.kill()
+    await program.end()
+
+
 async def test_a_service_that_can_not_start_says_why_in_one_line() -> None:
     code, _, log = await Program("refuses", 1).end()
     assert code == 1
