@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import time
 from contextlib import aclosing
 from dataclasses import replace
@@ -10,7 +11,7 @@ from typing import Any
 
 import grpc
 
-from router.parsing import parse_generate_request
+from router.parsing import parse_request
 from router.router import Router
 from router.run_time_policy import changed, differences, options_of
 from specdecode.serving import aborting
@@ -28,6 +29,9 @@ logger = logging.getLogger(__name__)
 
 SERVICE_NAME = "specdecode.v1.RouterService"
 
+# Version, trace, span, flags; versions to come may have more behind it, which nobody here could read.
+_TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
@@ -40,8 +44,8 @@ class RouterFront:
     def register(self, server: grpc.aio.Server) -> None:
         """Adds the service to a server.
 
-        Generate gets its request as bytes: what can't be parsed is the client's error, which gRPC itself
-        would report as ours.
+        Requests come in as bytes: what can't be parsed is the client's error, which gRPC itself would report
+        as ours and log with a traceback.
         """
         handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
             "Generate": grpc.unary_stream_rpc_method_handler(
@@ -58,7 +62,7 @@ class RouterFront:
     async def generate(self, data: bytes, context: Context) -> None:
         """Writes the pieces of a GenerateRequest; the only choice's error ends the call."""
         async with aborting(context):
-            request = generate_request_from_proto(parse_generate_request(data))
+            request = generate_request_from_proto(parse_request(pb.GenerateRequest, data))
             remaining = context.time_remaining()
             deadline = None if remaining is None else time.time() + remaining
             alone = request.n in (None, 1)
@@ -74,36 +78,34 @@ class RouterFront:
 
     async def get_status(self, request: Any, context: Context) -> Any:
         """Targets, draft service and load."""
-        async with aborting(context):
-            return router_status_to_proto(self._router.status())
+        return router_status_to_proto(self._router.status())
 
     async def get_figures(self, request: Any, context: Context) -> Any:
         """What was measured about speculation."""
-        async with aborting(context):
-            return pb.GetFiguresResponse(figures=map(figures_to_proto, self._router.figures()))
+        return pb.GetFiguresResponse(figures=map(figures_to_proto, self._router.figures()))
 
     async def get_policy(self, request: Any, context: Context) -> Any:
         """The operator's limits that are in force."""
-        async with aborting(context):
-            return pb.GetPolicyResponse(policy=policy_to_proto(options_of(self._router.policy)))
+        return pb.GetPolicyResponse(policy=policy_to_proto(options_of(self._router.policy)))
 
     async def set_policy(self, request: Any, context: Context) -> Any:
         """Changes limits from the next decision on; who asked for it is logged."""
-        async with aborting(context):
-            before = self._router.policy
-            after = changed(before, policy_from_proto(request.policy))
-            self._router.policy = after
-            logger.info("policy set by %s: %s", context.peer(), differences(before, after) or "no change")
-            return pb.SetPolicyResponse(policy=policy_to_proto(options_of(after)))
+        before = self._router.policy
+        after = changed(before, policy_from_proto(request.policy))
+        self._router.policy = after
+        logger.info("policy set by %s: %s", context.peer(), differences(before, after) or "no change")
+        return pb.SetPolicyResponse(policy=policy_to_proto(options_of(after)))
 
 
 def _unary(method: Any, request: Any, response: Any) -> grpc.RpcMethodHandler[Any, Any]:
-    return grpc.unary_unary_rpc_method_handler(
-        method, request_deserializer=request.FromString, response_serializer=response.SerializeToString
-    )
+    async def handle(data: bytes, context: Context) -> Any:
+        async with aborting(context):
+            return await method(parse_request(request, data), context)
+
+    return grpc.unary_unary_rpc_method_handler(handle, response_serializer=response.SerializeToString)
 
 
 def _traceparent(context: Context) -> str:
-    metadata = dict(context.invocation_metadata() or ())
-    value = metadata.get("traceparent", "")
-    return value if isinstance(value, str) else value.decode("ascii", "replace")
+    """The trace that the client is in; "" where it says none, or something else, which must not travel on."""
+    value = dict(context.invocation_metadata() or ()).get("traceparent", "")
+    return value if isinstance(value, str) and _TRACEPARENT.fullmatch(value) else ""

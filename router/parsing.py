@@ -1,4 +1,4 @@
-"""Bytes of a GenerateRequest, with the field named that makes them none."""
+"""Bytes of a request, with the field named that makes them none."""
 
 from __future__ import annotations
 
@@ -12,19 +12,20 @@ from specdecode.errors import InvalidArgumentError
 from specdecode.v1 import router_service_pb2 as pb
 
 
-def parse_generate_request(data: bytes) -> Any:
-    """The protobuf message in these bytes.
+def parse_request(message_type: Any, data: bytes) -> Any:
+    """The protobuf message of this type in these bytes.
 
     Raises:
-        InvalidArgumentError: they are no GenerateRequest; names the string field that is not UTF-8, if any.
+        InvalidArgumentError: they are no such message; names the string field that is not UTF-8, if any.
     """
     try:
-        return pb.GenerateRequest.FromString(data)
+        return message_type.FromString(data)
     except DecodeError as error:
-        field_path = next(_fields_not_utf8(data, pb.GenerateRequest.DESCRIPTOR, ""), None)
+        field_path = next(_fields_not_utf8(data, message_type.DESCRIPTOR, ""), None)
         if field_path is not None:
             raise InvalidArgumentError.of(field_path, "is not valid UTF-8") from error
-        raise InvalidArgumentError.of("request", f"is not a GenerateRequest: {error}") from error
+        name = message_type.DESCRIPTOR.name
+        raise InvalidArgumentError.of("request", f"is no {name}: {error}") from error
 
 
 def _fields_not_utf8(data: bytes, descriptor: Any, prefix: str) -> Iterator[str]:

@@ -135,6 +135,16 @@ async def test_invalid_utf8_is_the_clients_error(services: Services, data: bytes
     await check_nothing_started(services, num_steps)
 
 
+@pytest.mark.parametrize("method", ["GetStatus", "GetFigures", "GetPolicy", "SetPolicy"])
+async def test_bytes_that_are_no_request_are_the_clients_error(services: Services, method: str) -> None:
+    call = services.router.channel.unary_unary(f"/specdecode.v1.RouterService/{method}")
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call(b"\xff\xff", timeout=DEADLINE)
+    error = error_from_rpc(caught.value)
+    assert isinstance(error, InvalidArgumentError)
+    assert [violation.field for violation in error.violations] == ["request"]
+
+
 async def test_a_message_above_the_limit_is_refused(services: Services) -> None:
     error = await refusal(services.router.call(request_for("a" * (17 * 2**20))))
     assert error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED

@@ -301,6 +301,18 @@ async def test_the_trace_context_of_the_call_reaches_the_draft_service(model: Pa
         assert service.asks[0].opened.cache_salt == b""
 
 
+@pytest.mark.parametrize("said", ["", "garbage", "x" * 20_000, "00-" + "0" * 32 + "-" + "0" * 16 + "-01-more"])
+async def test_what_is_no_trace_context_does_not_travel_on(model: Path, said: str) -> None:
+    async with (
+        scripted_drafts(lambda ask: ask.draft(())) as (service, address),
+        Services.started(model, draft_address=address) as services,
+    ):
+        request = speculating(request_for(temperature=0, max_tokens=4), 4, NGRAM)
+        async for _ in services.router.stub.Generate(request, metadata=(("traceparent", said),)):
+            pass
+        assert {ask.opened.traceparent for ask in service.asks} == {""}
+
+
 @pytest.mark.parametrize("lease_tokens", [1, 2, 3, 64])
 async def test_text_does_not_depend_on_the_length_of_leases(
     model: Path, byte_level: Tokenizer, lease_tokens: int

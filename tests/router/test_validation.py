@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from router.parsing import parse_generate_request
+from router.parsing import parse_request
 from router.text import Tokenizer
 from router.validation import ModelLimits, ResolvedRequest, resolve
 from specdecode.errors import InvalidArgumentError
@@ -276,10 +276,10 @@ def embedded(field_number: int, data: bytes) -> bytes:
 )
 def test_bytes_that_are_no_request_are_refused_by_field(data: bytes, field: str) -> None:
     with pytest.raises(InvalidArgumentError) as caught:
-        parse_generate_request(data)
+        parse_request(pb.GenerateRequest, data)
     assert caught.value.violations[0].field == field
 
 
 def test_bytes_of_a_request_are_parsed() -> None:
     message = pb.GenerateRequest(text="caf\u00e9")
-    assert parse_generate_request(message.SerializeToString()) == message
+    assert parse_request(pb.GenerateRequest, message.SerializeToString()) == message
