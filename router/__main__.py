@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 async def start(settings: RouterSettings) -> Running:
     """Loads the tokenizer, listens, and serves once a target can be used.
 
-    SERVING says nothing of the draft service, which is waited for a while and then done without: text does not
+    SERVING says nothing of the draft service, which is waited for a while, then done without: text does not
     depend on it, and drafting starts whenever it is there.
 
     Raises:

@@ -301,7 +301,9 @@ async def test_the_trace_context_of_the_call_reaches_the_draft_service(model: Pa
         assert service.asks[0].opened.cache_salt == b""
 
 
-@pytest.mark.parametrize("said", ["", "garbage", "x" * 20_000, "00-" + "0" * 32 + "-" + "0" * 16 + "-01-more"])
+@pytest.mark.parametrize(
+    "said", ["", "garbage", "x" * 20_000, "00-" + "0" * 32 + "-" + "0" * 16 + "-01-more"]
+)
 async def test_what_is_no_trace_context_does_not_travel_on(model: Path, said: str) -> None:
     async with (
         scripted_drafts(lambda ask: ask.draft(())) as (service, address),
