@@ -110,4 +110,4 @@ def test_figures_and_reports_are_shown_as_tables(router: str) -> None:
 def test_status_shows_price_and_idle_share(router: str) -> None:
     status = shown(router, "status")
     assert re.search(r"\bprice +idle\b", status)
-    assert re.search(r"^ *target .* \d+\.\d\d +\d+% *$", status, re.MULTILINE)
+    assert re.search(r"^ *127\.0\.0\.1:\d+ .* \d+\.\d\d +\d+%", status, re.MULTILINE)

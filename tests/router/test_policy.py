@@ -373,19 +373,24 @@ RESTING = replace(READY, offers=(replace(NGRAM_OFFER, survivals=(0.01,) * DEPTH,
 POORLY = StepCosts(0.010, 0.002)
 
 
+def probing(steps: StepCosts = POORLY, **changes: Any) -> ReplicaView:
+    """Drafters that can't be tried beside a lease."""
+    return view_of(steps, drafts={NGRAM: replace(CHEAP, single_pass=False), MODEL: DEAR}, **changes)
+
+
 def test_what_does_not_seem_to_pay_is_probed_briefly_when_it_is_due_and_the_budget_lasts() -> None:
-    view = view_of(POORLY, probe_seconds=1.0)
+    view = probing(probe_seconds=1.0)
     decision = decided(RESTING, view)
     assert (decision.num_draft_tokens, decision.drafter, decision.reason) == (2, NGRAM, R.PROBE)
-    assert decided(RESTING, view_of(POORLY)).reason is R.COST
+    assert decided(RESTING, probing()).reason is R.COST
     not_due = replace(RESTING, offers=(replace(RESTING.offers[0], probe_due=False),))
     assert decided(not_due, view).reason is R.COST
 
 
 def test_probes_stay_within_their_budget_and_say_what_they_cost() -> None:
-    one = decide([RESTING], view_of(POORLY, probe_seconds=1.0)).probe_seconds
+    one = decide([RESTING], probing(probe_seconds=1.0)).probe_seconds
     assert one == pytest.approx(2 * 0.002, rel=0.1)
-    plan = decide([RESTING] * 8, view_of(POORLY, probe_seconds=2.5 * one))
+    plan = decide([RESTING] * 8, probing(probe_seconds=2.5 * one))
     assert lengths(plan).count(2) == 2
     assert plan.probe_seconds <= 2.5 * one
 
@@ -397,7 +402,7 @@ def test_a_drafter_that_accepted_too_little_is_probed_too() -> None:
 
 
 def test_nothing_is_probed_that_would_not_pay_even_if_all_of_it_were_accepted() -> None:
-    plan = decide([RESTING], view_of(StepCosts(1e-6, 0.010), probe_seconds=10.0))
+    plan = decide([RESTING], probing(StepCosts(1e-6, 0.010), probe_seconds=10.0))
     assert plan.decisions[0].reason is R.COST
     assert plan.probe_seconds == 0
 
@@ -414,14 +419,47 @@ def test_the_drafter_that_is_not_chosen_is_probed_for_what_that_loses() -> None:
 
 @pytest.mark.parametrize("changes", [{"opening": True}, {"num_remaining": 1}])
 def test_no_probe_while_opening_or_at_the_end(changes: dict[str, Any]) -> None:
-    plan = decide([replace(RESTING, **changes)], view_of(POORLY, probe_seconds=1.0))
+    plan = decide([replace(RESTING, **changes)], probing(probe_seconds=1.0))
     assert (lengths(plan), plan.probe_seconds) == ([0], 0)
 
 
 def test_a_lease_runs_out_before_a_probe_and_nothing_is_spent_until_then() -> None:
-    plan = decide([replace(RESTING, lease_left=2)], view_of(POORLY, probe_seconds=1.0))
+    plan = decide([replace(RESTING, lease_left=2)], probing(probe_seconds=1.0))
     assert plan.decisions == [Decision(0, NGRAM, R.LEASE)]
     assert plan.probe_seconds == 0
+
+
+def test_what_is_looked_up_is_tried_beside_a_lease_at_no_cost() -> None:
+    plan = decide([RESTING, replace(RESTING, lease_left=2), READY], view_of(StepCosts(1e-6, 0.010)))
+    assert [decision.looks_up for decision in plan.decisions] == [NGRAM, NGRAM, None]
+    assert all(decision.reason is R.COST and decision.num_lease_tokens for decision in plan.decisions)
+    assert (lengths(plan), plan.probe_seconds) == ([0, 0, 0], 0)
+    not_due = replace(RESTING, offers=(replace(RESTING.offers[0], probe_due=False),))
+    assert decided(not_due, view_of(POORLY)).looks_up is None
+
+
+# Reading
+
+
+def unread(count: int) -> DueSequence:
+    return replace(READY, offers=(replace(MODEL_OFFER, num_unread=count),))
+
+
+def test_a_text_is_read_by_a_drafter_only_if_what_is_left_can_be_worth_it() -> None:
+    view = view_of(drafts={MODEL: replace(DEAR, token_seconds=1e-3)}, shares_cores=True)
+    assert decided(unread(100), view).num_draft_tokens > 0
+    assert decided(unread(100), view, num_remaining=5).num_draft_tokens == 0
+    assert decided(unread(1), view, num_remaining=5).num_draft_tokens > 0
+    assert decided(unread(2000), view).num_draft_tokens == 0
+
+
+def test_on_the_same_cores_a_model_reads_only_while_the_target_waits_for_it() -> None:
+    apart, together = view_of(), view_of(shares_cores=True)
+    for changes, reason in (({"opening": True}, R.FIRST_TOKEN), ({"lease_left": 3}, R.LEASE)):
+        assert decided(unread(9), apart, **changes).drafter is MODEL
+        decision = decided(unread(9), together, **changes)
+        assert (decision.drafter, decision.reason) == (None, reason)
+        assert decided(view=together, **changes).drafter is NGRAM
 
 
 # Leases

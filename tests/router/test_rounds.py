@@ -26,6 +26,8 @@ COMPUTE_BOUND = StepCosts(1e-6, 0.010)
 LOAD = LoadSnapshot(num_running=1, num_free_blocks=1000, num_blocks=1000, step_seconds=0.010, idle_share=0.0)
 CHEAP = DraftCosts(base_seconds=1e-6, token_seconds=1e-9, single_pass=True)
 NGRAM_ALONE = {DrafterKind.NGRAM: CHEAP}
+BY_PASSES = {DrafterKind.NGRAM: replace(CHEAP, single_pass=False)}
+"""A drafter that is tried by probes: only what is looked up can be compared beside a lease."""
 
 
 def right(ask: Ask) -> Draft:
@@ -111,7 +113,7 @@ async def test_what_was_predicted_is_told_with_each_round(model: Path) -> None:
 async def test_a_compute_bound_target_decodes_by_leases_and_the_drafter_never_hears_of_it(
     model: Path,
 ) -> None:
-    async with bench(model, COMPUTE_BOUND) as services:
+    async with bench(model, COMPUTE_BOUND, draft_costs=BY_PASSES) as services:
         answer = await services.answer(automatic(100))
         assert answer.reasons == {"cost", "last_token"} or answer.reasons == {"cost"}
         assert services.drafts.asks == []
@@ -143,7 +145,7 @@ async def test_a_lease_is_never_shortened_when_steps_get_slower(model: Path) -> 
 
 async def test_nothing_is_drafted_after_tokens_that_a_lease_on_its_way_overtakes(model: Path) -> None:
     """A drafter that is always wrong: leases, and a probe now and then."""
-    async with bench(model, accepts=lambda sequence, verify: 0) as services:
+    async with bench(model, accepts=lambda sequence, verify: 0, draft_costs=BY_PASSES) as services:
         services.target.renewals_are_late = True
         for _ in range(4):
             answer = await services.answer(automatic(200))  # violations are none
@@ -192,7 +194,9 @@ async def test_speculation_follows_the_load_both_ways(model: Path) -> None:
 
 
 async def test_a_drafter_that_is_always_wrong_is_left_and_probed_ever_more_rarely(model: Path) -> None:
-    async with bench(model, StepCosts(0.010, 0.003), accepts=lambda s, v: 0) as services:
+    costs, drafting = StepCosts(0.010, 0.003), {DrafterKind.MODEL: BY_PASSES[DrafterKind.NGRAM]}
+    kinds = (DrafterKind.MODEL,)
+    async with bench(model, costs, accepts=lambda s, v: 0, draft_costs=drafting, kinds=kinds) as services:
         answer = await services.answer(automatic(800))
         reasons = [record.reason for record in answer.rounds]
         probes = [index for index, reason in enumerate(reasons) if reason == "probe"]
@@ -210,11 +214,42 @@ async def test_a_probe_that_pays_brings_drafting_back(model: Path) -> None:
     def accepts(sequence: Any, verify: Any) -> int:
         return len(verify.drafted) if sequence.num_output > 300 else 0
 
-    async with bench(model, StepCosts(0.010, 0.003), accepts=accepts) as services:
+    async with bench(model, StepCosts(0.010, 0.003), accepts=accepts, draft_costs=BY_PASSES) as services:
         answer = await services.answer(automatic(900))
         reasons = [record.reason for record in answer.rounds]
         last_probe = len(reasons) - 1 - reasons[::-1].index("probe")
         assert reasons[last_probe:].count("speculating") > 5
+
+
+async def test_what_is_looked_up_beside_leases_brings_drafting_back(model: Path) -> None:
+    """Wrong up to 300 tokens, then right: nothing but leases in between, and no round is spent on trying."""
+
+    def script(ask: Ask) -> Draft:
+        token = TOKEN if len(ask.tokens) > 300 else TOKEN + 1
+        return ask.draft((token,) * ask.order.num_draft_tokens)
+
+    def accepts(sequence: Any, verify: Any) -> int:
+        return len(verify.drafted) if set(verify.drafted) == {TOKEN} else 0
+
+    async with bench(model, StepCosts(0.010, 0.003), script, accepts) as services:
+        answer = await services.answer(automatic(600))
+        reasons = [record.reason for record in answer.rounds]
+        assert "probe" not in reasons
+        rejected = [record for record in answer.rounds if record.num_drafted and not record.num_accepted]
+        assert len(rejected) < 10
+        assert reasons[-50:].count("speculating") > 20
+        asked = len(services.drafts.asks)
+        verified = sum(len(frame.verifies) for frame in services.target.orders)
+        assert verified < asked < verified + 40
+
+
+async def test_nothing_found_beside_leases_costs_no_round(model: Path) -> None:
+    async with bench(model, StepCosts(0.010, 0.003), lambda ask: ask.draft(())) as services:
+        answer = await services.answer(automatic(400))
+        reasons = [record.reason for record in answer.rounds]
+        assert reasons.count("draft_empty") < 4
+        assert set(reasons) <= {"draft_empty", "cost", "first_token", "last_token"}
+        assert 8 < len(services.drafts.asks) < 40
 
 
 async def test_the_drafter_that_is_right_wins(model: Path) -> None:
@@ -230,7 +265,8 @@ async def test_the_drafter_that_is_right_wins(model: Path) -> None:
 
 
 async def test_what_one_request_learnt_the_next_one_knows(model: Path) -> None:
-    async with bench(model, StepCosts(0.010, 0.004), accepts=lambda s, v: 0) as services:
+    costs = StepCosts(0.010, 0.004)
+    async with bench(model, costs, accepts=lambda s, v: 0, draft_costs=BY_PASSES) as services:
         for _ in range(8):
             last = await services.answer(automatic(40))
         assert last.rounds[0].reason == "cost"
