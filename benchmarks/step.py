@@ -1,7 +1,7 @@
 """`make bench-step`: milliseconds of a plain decoding step of the engine, on kernels and on torch alone.
 
-Sequences of 60 random tokens decode greedily in process; a step counts when every sequence ran one token.
-Kernels and torch take turns.
+Sequences of 60 random tokens decode in process, greedily, sampled with top-p, or sampled with a seed; a step
+counts when every sequence ran one token. Kernels and torch take turns.
 """
 
 from __future__ import annotations
@@ -25,21 +25,26 @@ COUNTS = (1, 8, 64)
 PROMPT_TOKENS = 60
 MAX_TOKENS = 32
 TURNS = 3
+LOADS = {
+    "greedy": (SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS), Method.GREEDY),
+    "top-p": (SamplingParams(temperature=0.8, top_p=0.95, max_tokens=MAX_TOKENS), Method.REJECTION),
+    "seeded": (SamplingParams(temperature=0.8, max_tokens=MAX_TOKENS), Method.COUPLED),
+}
 
 
-def step_milliseconds(engine: Engine, count: int, seed: int) -> list[float]:
+def step_milliseconds(engine: Engine, load: str, count: int, seed: int) -> list[float]:
     """Of every step in which each of `count` sequences ran one token."""
     drawn = random.Random(seed)
-    sampling = SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS)
+    sampling, method = LOADS[load]
     prompts = [tuple(drawn.randrange(100, 10000) for _ in range(PROMPT_TOKENS)) for _ in range(count)]
-    opens = (OpenSequence(i, p, PROMPT_TOKENS, sampling, Method.GREEDY) for i, p in enumerate(prompts))
+    opens = (OpenSequence(i, p, PROMPT_TOKENS, sampling, method, seed=i) for i, p in enumerate(prompts))
     leases = (Lease(i, PROMPT_TOKENS, MAX_TOKENS) for i in range(count))
     engine.apply(0, DecodeFrame(opens=tuple(opens), leases=tuple(leases)))
     seen = []
     while engine.sequences:
-        load = engine.step().load
-        if load.tokens_in_flight == load.num_rows == count:
-            seen.append(1e3 * load.step_seconds)
+        done = engine.step().load
+        if done.tokens_in_flight == done.num_rows == count:
+            seen.append(1e3 * done.step_seconds)
     return seen
 
 
@@ -56,15 +61,20 @@ def main() -> None:
         for name, used in (("kernels", True), ("torch", False))
     }
     runs = []
-    samples: dict[tuple[str, int], list[float]] = {(n, c): [] for n in engines for c in COUNTS}
+    groups = [(load, count) for load in LOADS for count in COUNTS]
+    samples: dict[tuple[str, str, int], list[float]] = {(n, *group): [] for n in engines for group in groups}
     for turn in range(TURNS + 1):
-        for count in COUNTS:
+        for load, count in groups:
             for name, engine in engines.items():
-                seen = step_milliseconds(engine, count, turn)
+                seen = step_milliseconds(engine, load, count, turn)
                 if turn:  # the first warms up
-                    samples[name, count] += seen
-                    runs.append({"engine": name, "sequences": count, "turn": turn, "milliseconds": seen})
-    medians = {str(count): {name: median_of(samples[name, count]) for name in engines} for count in COUNTS}
+                    samples[name, load, count] += seen
+                    run = {"engine": name, "load": load, "sequences": count, "turn": turn}
+                    runs.append({**run, "milliseconds": seen})
+    medians = {
+        f"{load}, {count}": {name: median_of(samples[name, load, count]) for name in engines}
+        for load, count in groups
+    }
 
     def draw(path: Path) -> None:
         panels = [[Panel(f"{o.model}, {o.dtype}", medians)]]

@@ -52,7 +52,8 @@ def build_offer(settings: DraftSettings) -> Offer:
         SpecdecodeError: the model can't be found, loaded or served.
     """
     choice = MatchChoice(settings.ngram_match)
-    ngram = NgramDrafter(NgramOptions(settings.ngram_min, settings.ngram_max, choice))
+    options = NgramOptions(settings.ngram_min, settings.ngram_max, choice, settings.ngram_trust)
+    ngram = NgramDrafter(options)
     if settings.model is None:
         return Offer({DrafterKind.NGRAM: ngram}, _ngram_info())
     drafter, info = _load(models.resolve(settings.model), settings)

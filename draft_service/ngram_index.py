@@ -7,6 +7,7 @@ proposed. A copy that reaches the end of the text goes on with what it has itsel
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -24,11 +25,16 @@ class MatchChoice(Enum):
 
 @dataclass(frozen=True)
 class NgramOptions:
-    """How to look up: `size_min` ≤ n ≤ `size_max` tokens have to match."""
+    """How to look up: `size_min` ≤ n ≤ `size_max` tokens have to match.
+
+    `trust`: tokens proposed for each token before the match that agrees with the text's end, also beyond
+    `size_max`: what agrees over a few tokens by chance is not followed for long.
+    """
 
     size_min: int = 2
     size_max: int = 4
     choice: MatchChoice = MatchChoice.LATEST
+    trust: float = math.inf
 
 
 @dataclass(frozen=True)
@@ -139,12 +145,25 @@ class NgramIndex:
         return None
 
     def propose(self, num_tokens: int) -> list[int]:
-        """What followed the match, going round from the text's end; empty without a match."""
+        """What followed the match, going round from the text's end, as far as it is trusted; empty without a
+        match.
+        """
         match = self.match()
         if match is None:
             return []
+        if self.options.trust < math.inf:
+            agreeing = self._agreement(match, math.ceil(num_tokens / self.options.trust))
+            num_tokens = min(num_tokens, max(int(agreeing * self.options.trust), 1))
         period = len(self.tokens) - match.end
         return [self.tokens[match.end + i % period] for i in range(num_tokens)]
+
+    def _agreement(self, match: NgramMatch, most: int) -> int:
+        """How many tokens before the match are those that end the text, up to `most`."""
+        tokens = self.tokens
+        count = match.size
+        while count < min(most, match.end) and tokens[match.end - 1 - count] == tokens[-1 - count]:
+            count += 1
+        return count
 
     def _key(self, size: int, end: int) -> int:
         shorter = self._levels[size - 2].name[end - 1] if size > 1 else 0

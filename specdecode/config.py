@@ -208,6 +208,9 @@ class DraftSettings(ModelServiceSettings):
     ngram_min: int = _count(2, "shortest match of the n-gram drafter", "tokens", 1, 64)
     ngram_max: int = _count(5, "longest match of the n-gram drafter, tried first", "tokens", 1, 64)
     ngram_match: Literal["earliest", "latest"] = _option("latest", "which of equal matches is continued")
+    ngram_trust: float = _real(
+        1.5, "tokens the n-gram drafter proposes for each one that agrees before the match", "", 0.1, 1000
+    )
 
     @model_validator(mode="after")
     def _check_ngram_range(self) -> Self:

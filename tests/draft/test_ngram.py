@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -105,6 +106,32 @@ def test_truncation_leaves_nothing_behind(options: NgramOptions, kept: list[int]
 )
 def test_literal_proposals(text: list[int], choice: MatchChoice, expected: list[int]) -> None:
     assert index_of(text, NgramOptions(2, 4, choice)).propose(5) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "trust", "expected"),
+    [
+        pytest.param([1, 2, 3, 4, 5, 6, 7, 9, 1, 2], 1.0, [3, 4], id="as many as agree"),
+        pytest.param([1, 2, 3, 4, 5, 6, 7, 9, 1, 2], 1.5, [3, 4, 5], id="half as many more"),
+        pytest.param([1, 2, 3, 4, 5, 6, 7, 9, 1, 2], 0.1, [3], id="one at least"),
+        pytest.param([*range(20), *range(10)], 0.5, [10, 11, 12, 13, 14], id="beyond the longest n-gram"),
+        pytest.param([*range(20), *range(10)], 1.5, [*range(10, 18)], id="never more than asked for"),
+        pytest.param([1, 2, 1, 2], 1.0, [1, 2], id="the text's start ends it"),
+        pytest.param([7, 8], 1.0, [], id="no match"),
+    ],
+)
+def test_a_match_is_followed_as_far_as_what_precedes_it_agrees(
+    text: list[int], trust: float, expected: list[int]
+) -> None:
+    assert index_of(text, NgramOptions(2, 4, MatchChoice.LATEST, trust)).propose(8) == expected
+
+
+@given(all_options, tokens, st.floats(0.1, 10))
+def test_trust_only_shortens(options: NgramOptions, text: list[int], trust: float) -> None:
+    whole = index_of(text, options).propose(8)
+    trusted = index_of(text, replace(options, trust=trust)).propose(8)
+    assert trusted == whole[: len(trusted)]
+    assert bool(trusted) == bool(whole)
 
 
 class CountingDict(dict[int, int]):

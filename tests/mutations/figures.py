@@ -69,10 +69,10 @@ def run_time_policy() -> Iterator[Mutation]:
     yield one(
         "one wrong limit changes the right ones",
         "router/front.py",
-        "            after = changed(before, policy_from_proto(request.policy))\n",
-        "            from dataclasses import replace\n"
-        "            self._router.policy = replace(before, max_temperature=request.policy.max_temperature)\n"
-        "            after = changed(before, policy_from_proto(request.policy))\n",
+        "        after = changed(before, policy_from_proto(request.policy))\n",
+        "        from dataclasses import replace\n"
+        "        self._router.policy = replace(before, max_temperature=request.policy.max_temperature)\n"
+        "        after = changed(before, policy_from_proto(request.policy))\n",
         f"{POLICY}test_bad_limits_are_refused_by_field_and_change_nothing",
     )
     yield one(

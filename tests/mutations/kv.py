@@ -235,7 +235,7 @@ def kernels() -> Iterator[Mutation]:
     )
     yield one(
         "the kernels cut bfloat16 off instead of rounding it",
-        path,
+        "specdecode/lm/cpu/numbers.h",
         "(bits + 0x7FFF + ((bits >> 16) & 1)) >> 16",
         "bits >> 16",
         f"{KERNELS}test_numbers_are_rounded_as_torch_rounds_them",

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tests.mutations.mutation import DRAFT_MODEL, ENUMERATION, NOISE, ORACLES, ROWS, SAMPLING, Mutation, one
+from tests.mutations.mutation import (
+    DRAFT_MODEL,
+    ENUMERATION,
+    NOISE,
+    ORACLES,
+    ROWS,
+    SAMPLING,
+    SAMPLING_KERNELS,
+    Mutation,
+    one,
+)
 
 
 def verification() -> Iterator[Mutation]:
@@ -27,15 +37,15 @@ def verification() -> Iterator[Mutation]:
     yield one(
         "the recovered token is sampled from p",
         path,
-        "-at.q_support[rejected, position], accumulate=True",
-        "0.0 * at.q_support[rejected, position], accumulate=True",
+        "weights.scatter_add_(1, support_ids, -q.double())",
+        "weights.scatter_add_(1, support_ids, -0.0 * q.double())",
         f"{ENUMERATION}test_recovered_tokens_come_from_the_residual",
     )
     yield one(
         "the residual is q − p",
         path,
-        "accumulate=True).clamp_(min=0.0)",
-        "accumulate=True).neg_().clamp_(min=0.0)",
+        "-q.double()).clamp_(min=0.0)",
+        "-q.double()).neg_().clamp_(min=0.0)",
         f"{ENUMERATION}test_recovered_tokens_come_from_the_residual",
     )
     yield one(
@@ -100,6 +110,54 @@ def verification() -> Iterator[Mutation]:
         "    return Verified(accepted, next_token, tested, (tested * overlaps)",
         "    return Verified(accepted, next_token, tested, (tested * chances)",
         f"{ENUMERATION}test_passed_of_one_position_is_the_overlap_of_p_and_q",
+    )
+
+
+def sampling_kernels() -> Iterator[Mutation]:
+    path = "specdecode/lm/cpu/sampling.cpp"
+    residual = f"{SAMPLING_KERNELS}test_residual_samples"
+    yield one(
+        "the kernel's recovered token is sampled from p",
+        path,
+        "weights[ids[i]] -= q[i];",
+        "weights[ids[i]] -= 0.0 * q[i];",
+        residual,
+        f"{SAMPLING_KERNELS}test_verification_is_the_same_with_them",
+    )
+    yield one(
+        "the kernel's scale of p is forgotten",
+        path,
+        "weights[i] = p[i] * scale;",
+        "weights[i] = p[i];",
+        residual,
+    )
+    yield one(
+        "the kernel's nucleus leaves out the token that crosses its border",
+        path,
+        "before >= cut.top_p",
+        "before + mass > cut.top_p",
+        f"{SAMPLING_KERNELS}test_probabilities",
+    )
+    yield one(
+        "the kernel looks for the nucleus no further than four temperatures",
+        path,
+        "REACHES[] = {4.0f, 8.0f, 16.0f, INFINITY}",
+        "REACHES[] = {4.0f}",
+        f"{SAMPLING_KERNELS}test_probabilities",
+    )
+    yield one(
+        "the kernel breaks ties by the highest id",
+        path,
+        "a.id < b.id",
+        "a.id > b.id",
+        f"{SAMPLING_KERNELS}test_ties_go_to_the_lowest_ids",
+    )
+    yield one(
+        "the kernel's noise is that of the next token",
+        path,
+        "uint64_t z = (token + 1) * GOLDEN + key;",
+        "uint64_t z = (token + 2) * GOLDEN + key;",
+        f"{SAMPLING_KERNELS}test_coupled_picks_are_the_same_tokens",
     )
 
 

@@ -10,8 +10,10 @@ from tests.mutations.mutation import (
     DRAWING,
     ENGINE,
     FAILOVER,
+    FRAMES,
     ORACLES,
     ORDERS,
+    ROUNDS,
     ROUTER_GENERATE,
     ROUTER_REQUEST,
     ROUTER_TEXT,
@@ -231,6 +233,39 @@ def target() -> Iterator[Mutation]:
     )
 
 
+def frames() -> Iterator[Mutation]:
+    path = "target_service/frames.py"
+    merging = f"{FRAMES}test_steps_of_a_lease_become_one_result_in_order"
+    yield one(
+        "a merged frame tells the last step's tokens only",
+        path,
+        "token_ids=tuple(token for result in run for token in result.token_ids)",
+        "token_ids=run[-1].token_ids",
+        merging,
+    )
+    yield one(
+        "a round with drafts is merged with a lease",
+        path,
+        "plain = not (before.num_drafted or result.num_drafted or before.ended",
+        "plain = not (before.ended",
+        f"{FRAMES}test_what_is_no_token_of_the_same_lease_stays_a_result_of_its_own",
+    )
+    yield one(
+        "a lease that runs out is held back",
+        path,
+        "return not result.ended and result.lease_left >= MIN_LEASE_LEFT",
+        "return not result.ended",
+        f"{FRAMES}test_whoever_is_waited_for_takes_all_along",
+    )
+    yield one(
+        "half of a frame that is too large is lost",
+        "specdecode/wire/sizes.py",
+        "return replace(frame, **first), replace(frame, **second)",
+        "return (replace(frame, **first),)",
+        "tests/router/test_message_limits.py::test_parts_hold_every_order_once_and_in_order",
+    )
+
+
 def drafter() -> Iterator[Mutation]:
     drawing, model = "draft_service/drawing.py", "draft_service/model.py"
     yield one(
@@ -301,6 +336,39 @@ def drafter() -> Iterator[Mutation]:
         "        final = min(self.kv_len, len(self.token_ids)) // self.pool.block_size\n",
         "        final = self.kv_len // self.pool.block_size\n",
         f"{DRAFT_MODEL}test_a_rejection_costs_no_turn_of_its_own",
+    )
+
+
+def foresight() -> Iterator[Mutation]:
+    path = "router/seats.py"
+    compared = "tests/router/test_seats.py::test_what_is_looked_up_is_compared_with_what_is_emitted"
+    yield one(
+        "what is looked up is compared one token off",
+        path,
+        "emitted = self.choice.tokens[found.committed_length :]",
+        "emitted = self.choice.tokens[found.committed_length + 1 :]",
+        compared,
+    )
+    yield one(
+        "what is looked up counts before it is settled",
+        path,
+        "if is_settled:",
+        "if emitted:",
+        compared,
+    )
+    yield one(
+        "what is looked up ends the lease",
+        "router/policy.py",
+        "return draft.length == 0 and costs is not None and costs.single_pass",
+        "return False",
+        f"{ROUNDS}test_what_is_looked_up_beside_leases_brings_drafting_back",
+    )
+    yield one(
+        "a short match is followed for long",
+        "draft_service/ngram_index.py",
+        "num_tokens = min(num_tokens, max(int(agreeing * self.options.trust), 1))",
+        "pass",
+        "tests/draft/test_ngram.py::test_a_match_is_followed_as_far_as_what_precedes_it_agrees",
     )
 
 
