@@ -94,7 +94,7 @@ def test_this_machine_is_planned_with_from_what_is_kept(model: Path, cache: Path
         app, ["plan", "--gpu=this", "--alphas=0.7", "--batch=1,4", "--png=none"], env={"COLUMNS": "120"}
     )
     assert result.exit_code == 0, result.output
-    assert f"{model.name} on " in result.output
+    assert f"{model.name} (float32) on " in result.output
 
 
 @pytest.mark.parametrize(
