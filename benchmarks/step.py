@@ -24,11 +24,12 @@ from target_service.engine import Engine
 COUNTS = (1, 8, 64)
 PROMPT_TOKENS = 60
 MAX_TOKENS = 32
+SAMPLED_TOKENS = 8
 TURNS = 3
 LOADS = {
     "greedy": (SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS), Method.GREEDY),
-    "top-p": (SamplingParams(temperature=0.8, top_p=0.95, max_tokens=MAX_TOKENS), Method.REJECTION),
-    "seeded": (SamplingParams(temperature=0.8, max_tokens=MAX_TOKENS), Method.COUPLED),
+    "top-p": (SamplingParams(temperature=0.8, top_p=0.95, max_tokens=SAMPLED_TOKENS), Method.REJECTION),
+    "seeded": (SamplingParams(temperature=0.8, max_tokens=SAMPLED_TOKENS), Method.COUPLED),
 }
 
 
@@ -54,7 +55,15 @@ def main() -> None:
     add_model_options(parser)
     o = parser.parse_args()
     torch.set_num_threads(o.threads)
-    session = begin("step", {**vars(o), "prompt_tokens": PROMPT_TOKENS, "max_tokens": MAX_TOKENS})
+    session = begin(
+        "step",
+        {
+            **vars(o),
+            "prompt_tokens": PROMPT_TOKENS,
+            "max_tokens": MAX_TOKENS,
+            "sampled_tokens": SAMPLED_TOKENS,
+        },
+    )
     dtype = getattr(torch, o.dtype)
     engines = {
         name: Engine(PagedLM(load_model(resolve(o.model), dtype, o.device, used), NUM_BLOCKS))

@@ -139,10 +139,10 @@ def sampling_kernels() -> Iterator[Mutation]:
         f"{SAMPLING_KERNELS}test_probabilities",
     )
     yield one(
-        "the kernel looks for the nucleus no further than four temperatures",
+        "the kernel looks for the nucleus no further than two temperatures",
         path,
-        "REACHES[] = {4.0f, 8.0f, 16.0f, INFINITY}",
-        "REACHES[] = {4.0f}",
+        "REACHES[] = {2.0f, 3.0f, 4.0f, 5.0f, 6.0f, 7.0f, 8.0f, 10.0f, 12.0f, 16.0f, INFINITY}",
+        "REACHES[] = {2.0f}",
         f"{SAMPLING_KERNELS}test_probabilities",
     )
     yield one(
