@@ -95,8 +95,6 @@ def _load(path: Path, settings: DraftSettings) -> tuple[ModelDrafter, ModelInfo]
         num_blocks=lm.pool.num_blocks,
         version=__version__,
     )
-    if model.kernels is not None:
-        model.kernels.bind_threads()
     return ModelDrafter(lm, limits, _generator(settings.engine_seed)), info
 
 

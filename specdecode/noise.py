@@ -77,7 +77,7 @@ def coupled_tokens(
         [R] int64.
     """
     keys = _keys_of(seeds, choice_indices, positions, p.device)
-    if kernels is not None:
+    if kernels is not None and p.dtype == torch.float32:
         return kernels.coupled_tokens(p, keys)
     part_rows = max(1, _CACHE_ELEMENTS // p.shape[1]) if p.device.type == "cpu" else max(1, len(p))
     picks = []

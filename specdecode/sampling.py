@@ -167,7 +167,10 @@ def restrict_top_k(
     vocabulary of fewer than k ids gives that many columns.
     """
     k = min(k, p.shape[1])
-    token_ids, probs = _leading(p, k) if kernels is None else kernels.leading(p, k)
+    if kernels is not None and p.dtype == torch.float32:
+        token_ids, probs = kernels.leading(p, k)
+    else:
+        token_ids, probs = _leading(p, k)
     return token_ids, probs / probs.sum(dim=1, keepdim=True)
 
 

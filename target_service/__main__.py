@@ -57,8 +57,6 @@ def build_replica(settings: TargetSettings) -> Replica:
         num_blocks=num_blocks,
         version=__version__,
     )
-    if model.kernels is not None:
-        model.kernels.bind_threads()
     limits = SchedulerLimits(
         settings.max_running, settings.max_waiting, settings.max_tokens_in_flight, settings.prefill_chunk
     )

@@ -6,11 +6,6 @@
 
 #include "numbers.h"
 
-#if defined(_OPENMP) && defined(__linux__)
-#include <omp.h>
-#include <sched.h>
-#endif
-
 #if defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__linux__)
 #define HAS_TILES 1
 #include <immintrin.h>
@@ -323,30 +318,6 @@ void linear(const bfloat16* x, const bfloat16* weight, const bfloat16* bias, bfl
 #endif
 
 }  // namespace
-
-// Gives each of the calling thread's team a core of its own, if there are as many as the caller may run on.
-extern "C" int bind_threads() {
-#if defined(_OPENMP) && defined(__linux__)
-  cpu_set_t allowed;
-  if (sched_getaffinity(0, sizeof allowed, &allowed) != 0) return 0;
-  const int count = CPU_COUNT(&allowed);
-  if (count < 2 || omp_get_max_threads() != count) return 0;
-  int bound = 0;
-#pragma omp parallel reduction(+ : bound)
-  {
-    int left = omp_get_thread_num();
-    int core = 0;
-    while (!CPU_ISSET(core, &allowed) || left-- > 0) ++core;
-    cpu_set_t own;
-    CPU_ZERO(&own);
-    CPU_SET(core, &own);
-    bound += sched_setaffinity(0, sizeof own, &own) == 0;
-  }
-  return bound;
-#else
-  return 0;
-#endif
-}
 
 // Whether this process may use tile registers; asks the system for them.
 extern "C" int has_linear() {

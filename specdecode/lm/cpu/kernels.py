@@ -62,16 +62,6 @@ class Kernels:
         self._linear = found.get("linear")
         self.has_linear = self._linear is not None and bool(keeping.has_linear())
         """Whether this processor multiplies tiles."""
-        self._bind_threads = keeping.bind_threads
-
-    def bind_threads(self) -> bool:
-        """Gives each of the threads that the calling one computes with a core of its own, where there are as
-        many as it may run on; whether that was done.
-
-        They meet some hundred times a step. Two of them on one core, beside another process's two on the
-        other, would wait for a time slice of the system each time.
-        """
-        return bool(self._bind_threads() > 1)
 
     def rms_norm(
         self,
