@@ -1,0 +1,128 @@
+"""A draft in training: layers of the target (or fresh ones) under the target's embeddings, and its own head."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from specdecode.checkpoints import keep_only
+from specdecode.errors import FailedPreconditionError, InvalidArgumentError
+
+
+@dataclass
+class Student:
+    """A causal LM whose head has one row for each id that it may draft.
+
+    Attributes:
+        module: the transformers model, weights float32; its own head is not used in training.
+        head: [K, d], rows of the head.
+        vocabulary: [K] int64, ascending: the ids that the rows stand for.
+        teacher_head: [K, d], the target's rows of the same ids, in the target's dtype.
+    """
+
+    module: Any
+    head: nn.Parameter
+    vocabulary: Tensor
+    teacher_head: Tensor
+
+    def hidden(
+        self,
+        token_ids: Tensor,  # [B, L]
+        dtype: torch.dtype,
+    ) -> Tensor:
+        """[B, L, d] after the final norm; products in `dtype`. Texts are padded at their ends."""
+        with torch.autocast(token_ids.device.type, dtype, enabled=dtype != torch.float32):
+            states: Tensor = self.module.base_model(input_ids=token_ids, use_cache=False).last_hidden_state
+        return states.float()
+
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """What is trained, by name; `lm_head.rows` is the head."""
+        named = {name: value for name, value in self.module.named_parameters() if value.requires_grad}
+        return named | ({"lm_head.rows": self.head} if self.head.requires_grad else {})
+
+    def columns(
+        self,
+        token_ids: Tensor,  # [n]
+    ) -> Tensor:
+        """Which row stands for each id, K where none does: [n] int64."""
+        found = torch.searchsorted(self.vocabulary, token_ids).clamp_(max=len(self.vocabulary) - 1)
+        return torch.where(self.vocabulary[found] == token_ids, found, len(self.vocabulary))
+
+
+def frequent_ids(texts: Iterable[Sequence[int]], size: int, always: Iterable[int], vocab_size: int) -> Tensor:
+    """The `size` most frequent ids of the texts, and `always` among them: ascending, int64.
+
+    Raises:
+        InvalidArgumentError: `size` is beyond the vocabulary.
+    """
+    if not 1 <= size <= vocab_size:
+        raise InvalidArgumentError.of(
+            "--vocabulary", f"{size} must be from 1 to the {vocab_size} ids of the target's vocabulary"
+        )
+    counts = Counter[int]()
+    for text in texts:
+        counts.update(text)
+    first = [i for i in dict.fromkeys(always) if i < vocab_size]
+    # Ids that never occur come last, the lowest first: merges of a tokenizer are ordered by frequency.
+    ranked = sorted(range(vocab_size), key=lambda token_id: (-counts[token_id], token_id))
+    chosen = list(dict.fromkeys([*first, *ranked]))[:size]
+    return torch.tensor(sorted(chosen), dtype=torch.int64)
+
+
+def load_target(path: Path, dtype: torch.dtype | str = "auto") -> Any:
+    """The target as transformers has it.
+
+    Raises:
+        FailedPreconditionError: it can't be loaded.
+    """
+    from safetensors import SafetensorError
+    from transformers import AutoModelForCausalLM
+
+    try:
+        return AutoModelForCausalLM.from_pretrained(path, dtype=dtype, use_safetensors=True).eval()
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        raise FailedPreconditionError(f"--target: {path} can't be loaded: {error}") from error
+
+
+def build_student(
+    target: Any,
+    layers: Sequence[int],
+    vocabulary: Tensor,  # [K]
+    fresh: bool,
+    train_head: bool,
+    seed: int,
+) -> Student:
+    """A student made of the target, which is changed: its layers are left out, its weights become float32.
+
+    Args:
+        layers: which of the target's layers it starts from; how many, where `fresh`.
+        fresh: the layers start from random weights.
+        train_head: whether the head's rows are trained; else they stay the target's.
+    """
+    teacher_head = target.get_output_embeddings().weight.detach()[vocabulary].clone()
+    keep_only(target, layers)
+    for index, layer in enumerate(_layers(target)):
+        for module in layer.modules():
+            if hasattr(module, "layer_idx"):
+                module.layer_idx = index
+    module = target.float()
+    if fresh:
+        torch.manual_seed(seed)
+        for layer in _layers(module):
+            layer.apply(module._init_weights)
+    module.requires_grad_(True)
+    module.get_input_embeddings().requires_grad_(False)
+    module.get_output_embeddings().requires_grad_(False)
+    head = nn.Parameter(teacher_head.float().clone(), requires_grad=train_head)
+    return Student(module.train(), head, vocabulary, teacher_head)
+
+
+def _layers(module: Any) -> nn.ModuleList:
+    found: nn.ModuleList = module.base_model.layers
+    return found

@@ -1,0 +1,207 @@
+"""The training loop: deterministic by its seed, and resumed from its last checkpoint as if never stopped."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from specdecode.distill.batches import batch_of, epoch_of
+from specdecode.distill.corpus import Text
+from specdecode.distill.losses import Loss, Measured, head_loss
+from specdecode.distill.student import Student
+from specdecode.errors import FailedPreconditionError, NumericalError
+
+_MAX_GRADIENT_NORM = 1.0
+
+
+@dataclass(frozen=True)
+class TrainingOptions:
+    """What decides a run, besides student and texts.
+
+    Attributes:
+        steps: of the optimiser, over which the learning rate rises, then falls as a cosine to a twentieth.
+        num_positions: padded positions in a batch.
+        dtype: of products; weights and sums are float32.
+    """
+
+    loss: Loss = Loss.LK
+    steps: int = 1000
+    learning_rate: float = 2e-3
+    warmup_steps: int = 30
+    num_positions: int = 4096
+    weight_decay: float = 0.01
+    optimiser: str = "muon"
+    seed: int = 0
+    dtype: str = "bfloat16"
+
+
+@dataclass
+class State:
+    """How far a run is.
+
+    Attributes:
+        done_in_epoch: batches of this epoch that were trained on.
+        num_shards: of the corpus, that this epoch is about.
+        curve: [step, loss, α, agreement] means over the steps since the line before.
+    """
+
+    step: int = 0
+    epoch: int = 0
+    done_in_epoch: int = 0
+    num_shards: int = 0
+    curve: list[list[float]] = field(default_factory=list)
+
+
+def learning_rate(options: TrainingOptions, step: int) -> float:
+    """At a step, the first being 0."""
+    warmed = min(1.0, (step + 1) / max(options.warmup_steps, 1))
+    share = min(1.0, step / max(options.steps, 1))
+    return options.learning_rate * warmed * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * share)))
+
+
+class Trainer:
+    """Trains a student on texts.
+
+    Args:
+        texts: of the first `num_shards` shards that are there, which is asked at the start of each epoch: a
+            corpus may grow while it is trained on.
+    """
+
+    def __init__(
+        self,
+        student: Student,
+        texts: Callable[[int], tuple[int, Sequence[Text]]],
+        options: TrainingOptions,
+        device: torch.device,
+    ) -> None:
+        self.student, self.options, self.state = student, options, State()
+        self._texts_of, self._device = texts, device
+        self._texts: Sequence[Text] = ()
+        self._batches: list[list[int]] = []
+        self._named = student.parameters()
+        self._optimisers = _optimisers(self._named, options)
+        self._dtype: torch.dtype = getattr(torch, options.dtype)
+
+    def advance(self) -> Measured:
+        """One step.
+
+        Raises:
+            NumericalError: the loss or its gradient is not finite; the step was not taken.
+        """
+        texts = self._next_batch()
+        batch = batch_of(texts, self.student, self._device)
+        hidden = self.student.hidden(batch.token_ids, self._dtype).flatten(0, 1)[batch.rows]
+        total, measured = head_loss(hidden, self.student.head, batch.teacher, self.options.loss, self._dtype)
+        (total / max(measured.rows, 1)).backward()  # type: ignore[no-untyped-call]
+        norm = nn.utils.clip_grad_norm_(self._named.values(), _MAX_GRADIENT_NORM)
+        if not (math.isfinite(measured.loss) and bool(torch.isfinite(norm))):
+            raise NumericalError(
+                f"step {self.state.step}: the loss is {measured.loss}, its gradient {float(norm)}; the last "
+                "checkpoint is kept: go on from it with a smaller --learning-rate, or with --dtype float32"
+            )
+        for optimiser in self._optimisers:
+            for group in optimiser.param_groups:
+                group["lr"] = learning_rate(self.options, self.state.step)
+            optimiser.step()
+            optimiser.zero_grad(set_to_none=True)
+        self.state.step += 1
+        self.state.done_in_epoch += 1
+        return measured
+
+    def _next_batch(self) -> list[Text]:
+        state = self.state
+        if not self._batches or state.done_in_epoch >= len(self._batches):
+            if self._batches:
+                state.epoch, state.done_in_epoch, state.num_shards = state.epoch + 1, 0, 0
+            state.num_shards, self._texts = self._texts_of(state.num_shards)
+            options = self.options
+            self._batches = epoch_of(self._texts, options.num_positions, options.seed, state.epoch)
+        return [self._texts[index] for index in self._batches[state.done_in_epoch]]
+
+    def save(self, path: Path, recipe: dict[str, Any]) -> None:
+        """Writes a checkpoint in one piece; the one before stays until then.
+
+        Raises:
+            FailedPreconditionError: it can't be written, the disk is full for example.
+        """
+        tensors = {f"student.{name}": value.detach() for name, value in self._named.items()}
+        for number, optimiser in enumerate(self._optimisers):
+            for index, values in optimiser.state_dict()["state"].items():
+                tensors |= {f"optimiser.{number}.{index}.{key}": v for key, v in values.items()}
+        meta = {"recipe": json.dumps(recipe, sort_keys=True), "state": json.dumps(asdict(self.state))}
+        partial = path.with_name(f".{path.name}.partial")
+        try:
+            save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, partial, meta)
+            os.replace(partial, path)
+        except (OSError, SafetensorError) as error:
+            partial.unlink(missing_ok=True)
+            raise FailedPreconditionError(
+                f"{path} can't be written: {error}; the checkpoint before is kept: make room, and the same "
+                "command goes on from there"
+            ) from error
+
+    def load(self, path: Path, recipe: dict[str, Any]) -> None:
+        """Goes on from a checkpoint.
+
+        Raises:
+            FailedPreconditionError: it is damaged, or of another run.
+        """
+        try:
+            with safe_open(path, framework="pt") as file:
+                meta: dict[str, str] = file.metadata()
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        except (OSError, SafetensorError) as error:
+            raise FailedPreconditionError(f"{path} can't be read: {error}; delete it to start anew") from error
+        _require_same(path, json.loads(meta["recipe"]), recipe)
+        with torch.no_grad():
+            for name, parameter in self._named.items():
+                parameter.copy_(tensors[f"student.{name}"])
+        for number, optimiser in enumerate(self._optimisers):
+            optimiser.load_state_dict(_optimiser_state(optimiser, number, tensors))
+        self.state = State(**json.loads(meta["state"]))
+        self._batches = []
+
+
+def _require_same(path: Path, found: dict[str, Any], expected: dict[str, Any]) -> None:
+    expected = json.loads(json.dumps(expected))
+    different = sorted(key for key in found.keys() | expected.keys() if found.get(key) != expected.get(key))
+    if different:
+        lines = ", ".join(f"{key} {found.get(key)} there, {expected.get(key)} now" for key in different)
+        raise FailedPreconditionError(
+            f"--out: {path} is the checkpoint of another run ({lines}); give the same options again, choose "
+            "another directory, or delete the checkpoint"
+        )
+
+
+def _optimiser_state(
+    optimiser: torch.optim.Optimizer, number: int, tensors: dict[str, Tensor]
+) -> dict[str, Any]:
+    state: dict[int, dict[str, Tensor]] = {}
+    for name, tensor in tensors.items():
+        kind, *rest = name.split(".")
+        if kind == "optimiser" and int(rest[0]) == number:
+            state.setdefault(int(rest[1]), {})[rest[2]] = tensor
+    return optimiser.state_dict() | {"state": state}
+
+
+def _optimisers(named: dict[str, nn.Parameter], options: TrainingOptions) -> list[torch.optim.Optimizer]:
+    """Muon (Jordan et al. 2024) for the layers' matrices, AdamW for the rest; or AdamW for all."""
+    decay, rate = options.weight_decay, options.learning_rate
+    matrices = [value for name, value in named.items() if value.ndim == 2 and name != "lm_head.rows"]
+    others = [value for name, value in named.items() if value.ndim != 2 or name == "lm_head.rows"]
+    if options.optimiser != "muon":
+        return [torch.optim.AdamW([*matrices, *others], lr=rate, betas=(0.9, 0.95), weight_decay=decay)]
+    return [
+        torch.optim.Muon(matrices, lr=rate, weight_decay=decay, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(others, lr=rate, betas=(0.9, 0.95), weight_decay=decay),
+    ]
