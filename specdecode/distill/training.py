@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -22,6 +23,9 @@ from specdecode.distill.student import Student
 from specdecode.errors import FailedPreconditionError, NumericalError
 
 _MAX_GRADIENT_NORM = 1.0
+_CURVE_STEPS = 20
+_OPTIMISER_SHARE = 1.15
+"""What a whole step takes, in times of its loss and gradients."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +94,27 @@ class Trainer:
         self._batches: list[list[int]] = []
         self._named = student.parameters()
         self._optimisers = _optimisers(self._named, options)
+        self._sums: list[float] = [0, 0.0, 0.0, 0.0]
         self._dtype: torch.dtype = getattr(torch, options.dtype)
+
+    @property
+    def latest(self) -> str:
+        """What the latest steps measured, in words."""
+        if self._sums[0] == 0:
+            return ""
+        rows, loss, accepted, agreed = self._sums
+        return f"loss {loss / rows:.3f}, α {accepted / rows:.3f}, agreement {agreed / rows:.3f}"
+
+    def time_step(self) -> float:
+        """Seconds that a step takes, from two whose results are thrown away."""
+        texts, seconds = self._next_batch(), math.inf
+        for _ in range(2):
+            began = time.monotonic()
+            self._measure(texts)
+            seconds = min(seconds, time.monotonic() - began)
+            for parameter in self._named.values():
+                parameter.grad = None
+        return seconds * _OPTIMISER_SHARE
 
     def advance(self) -> Measured:
         """One step.
@@ -98,11 +122,7 @@ class Trainer:
         Raises:
             NumericalError: the loss or its gradient is not finite; the step was not taken.
         """
-        texts = self._next_batch()
-        batch = batch_of(texts, self.student, self._device)
-        hidden = self.student.hidden(batch.token_ids, self._dtype).flatten(0, 1)[batch.rows]
-        total, measured = head_loss(hidden, self.student.head, batch.teacher, self.options.loss, self._dtype)
-        (total / max(measured.rows, 1)).backward()  # type: ignore[no-untyped-call]
+        measured = self._measure(self._next_batch())
         norm = nn.utils.clip_grad_norm_(self._named.values(), _MAX_GRADIENT_NORM)
         if not (math.isfinite(measured.loss) and bool(torch.isfinite(norm))):
             raise NumericalError(
@@ -116,7 +136,24 @@ class Trainer:
             optimiser.zero_grad(set_to_none=True)
         self.state.step += 1
         self.state.done_in_epoch += 1
+        self._note(measured)
         return measured
+
+    def _measure(self, texts: Sequence[Text]) -> Measured:
+        """Loss of the texts, and gradients of its mean."""
+        batch = batch_of(texts, self.student, self._device)
+        hidden = self.student.hidden(batch.token_ids, self._dtype).flatten(0, 1)[batch.rows]
+        total, measured = head_loss(hidden, self.student.head, batch.teacher, self.options.loss, self._dtype)
+        (total / max(measured.rows, 1)).backward()  # type: ignore[no-untyped-call]
+        return measured
+
+    def _note(self, measured: Measured) -> None:
+        new = [measured.rows, measured.loss, measured.accepted, measured.agreed]
+        fresh = self.state.step % _CURVE_STEPS == 1 or _CURVE_STEPS == 1
+        self._sums = new if fresh else [a + b for a, b in zip(self._sums, new, strict=True)]
+        if self.state.step % _CURVE_STEPS == 0 or self.state.step == self.options.steps:
+            means = [value / max(self._sums[0], 1) for value in self._sums[1:]]
+            self.state.curve.append([self.state.step, *(round(mean, 5) for mean in means)])
 
     def _next_batch(self) -> list[Text]:
         state = self.state
@@ -138,7 +175,8 @@ class Trainer:
         for number, optimiser in enumerate(self._optimisers):
             for index, values in optimiser.state_dict()["state"].items():
                 tensors |= {f"optimiser.{number}.{index}.{key}": v for key, v in values.items()}
-        meta = {"recipe": json.dumps(recipe, sort_keys=True), "state": json.dumps(asdict(self.state))}
+        state = json.dumps(asdict(self.state) | {"sums": self._sums})
+        meta = {"recipe": json.dumps(recipe, sort_keys=True), "state": state}
         partial = path.with_name(f".{path.name}.partial")
         try:
             save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, partial, meta)
@@ -168,7 +206,9 @@ class Trainer:
                 parameter.copy_(tensors[f"student.{name}"])
         for number, optimiser in enumerate(self._optimisers):
             optimiser.load_state_dict(_optimiser_state(optimiser, number, tensors))
-        self.state = State(**json.loads(meta["state"]))
+        state = json.loads(meta["state"])
+        self._sums = state.pop("sums")
+        self.state = State(**state)
         self._batches = []
 
 

@@ -1,0 +1,316 @@
+"""A whole run: the target writes texts, a student learns from them, what it is worth is measured and written."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from specdecode.checkpoints import sha256
+from specdecode.distill.artifact import RECIPE_NAME, write_draft
+from specdecode.distill.corpus import CorpusRecipe, CorpusWriter, Text, load_shard, shard_path
+from specdecode.distill.evaluation import self_fed_alpha, tallies
+from specdecode.distill.generation import Writer
+from specdecode.distill.prompts import Prompt
+from specdecode.distill.report import write_card, write_curves
+from specdecode.distill.student import Student, build_student, frequent_ids, load_target
+from specdecode.distill.training import Trainer, TrainingOptions
+from specdecode.errors import FailedPreconditionError, InvalidArgumentError
+from specdecode.lm.model import load_model
+from specdecode.lm.runner import PagedLM
+from specdecode.tokenizer import eos_token_ids, load_tokenizer
+
+CHECKPOINT_NAME = "checkpoint.safetensors"
+PLAN_NAME = "plan.json"
+WORK_NAME = "work"
+_GENERATION_SHARE = 0.4
+_REPORT_SHARE = 0.05
+_CHECKPOINT_SECONDS = 120.0
+_REPORT_TEXTS = 240
+_REPORT_DRAFT_TOKENS = 4
+_SELF_FED_TEXTS = 60
+_BLOCK_SIZE = 16
+
+
+class Shown(Protocol):
+    """Where a run says how far it is."""
+
+    def __call__(self, stage: str, done: float, total: float, note: str) -> None: ...
+
+
+@dataclass(frozen=True)
+class DistillOptions:
+    """What `specdecode distill` is asked for.
+
+    Attributes:
+        layers: which layers of the target the student starts from.
+        vocabulary: ids that it may draft; None: all.
+        minutes: for everything together; decides how many shards and steps there are, where they aren't given.
+        num_shards: of the corpus.
+    """
+
+    target: Path
+    out: Path
+    layers: tuple[int, ...]
+    vocabulary: int | None = 8192
+    fresh: bool = False
+    train_head: bool = True
+    minutes: float = 60.0
+    num_shards: int | None = None
+    shard_size: int = 256
+    max_tokens: int = 224
+    batch_size: int = 64
+    prompts: tuple[Prompt, ...] = ()
+    prompts_source: str = "written"
+    training: TrainingOptions = field(default_factory=TrainingOptions)
+    steps_given: bool = False
+    device: str = "cpu"
+    command: str = "specdecode distill"
+
+    @property
+    def work(self) -> Path:
+        """Where texts and checkpoints lie, which nobody needs after the run."""
+        return self.out / WORK_NAME
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How much is done, decided once: a run that is taken up again keeps to it.
+
+    Attributes:
+        steps: None until the corpus is there and a step was timed.
+    """
+
+    num_shards: int
+    steps: int | None = None
+
+
+def distill(options: DistillOptions, shown: Shown) -> dict[str, Any]:
+    """Does the whole run, going on where an earlier one of the same options was stopped.
+
+    Returns:
+        What `distill.json` says.
+    Raises:
+        SpecdecodeError: what was asked can't be done, or a stage failed; what was done is kept.
+    """
+    began = time.monotonic()
+    recipe = _checked(options)
+    options.work.mkdir(parents=True, exist_ok=True)
+    plan = _corpus(options, recipe, shown)
+    texts = [t for i in range(plan.num_shards) for t in load_shard(shard_path(_shards(options), i), recipe)]
+    student = _student(options, texts)
+    trainer = _trained(options, plan, student, texts, recipe, began, shown)
+    return _reported(options, trainer, recipe, texts, shown)
+
+
+def _shards(options: DistillOptions) -> Path:
+    return options.work / "corpus"
+
+
+def _checked(options: DistillOptions) -> CorpusRecipe:
+    """Refuses what can be refused before anything is computed."""
+    weights = sorted(options.target.glob("*.safetensors"))
+    if not weights:
+        raise FailedPreconditionError(
+            f"--target: {options.target} holds no model that can be loaded (no .safetensors file)"
+        )
+    config = _config(options.target)
+    vocab_size = int(config.get("vocab_size", 0))
+    if options.vocabulary is not None and not 1 <= options.vocabulary <= vocab_size:
+        raise InvalidArgumentError.of(
+            "--vocabulary", f"{options.vocabulary} must be from 1 to the target's {vocab_size} ids"
+        )
+    number = int(config.get("num_hidden_layers", 0))
+    if not options.layers or any(not 0 <= layer < number for layer in options.layers):
+        raise InvalidArgumentError.of(
+            "--layers", f"{','.join(map(str, options.layers))}: the target has layers 0 to {number - 1}"
+        )
+    return CorpusRecipe(
+        target_sha256=sha256(weights[0]) if len(weights) == 1 else " ".join(sha256(path) for path in weights),
+        seed=options.training.seed,
+        shard_size=options.shard_size,
+        max_tokens=options.max_tokens,
+        batch_size=options.batch_size,
+    )
+
+
+def _config(path: Path) -> dict[str, Any]:
+    try:
+        config: dict[str, Any] = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise FailedPreconditionError(f"--target: {path} has no config.json that can be read: {error}") from error
+    return config.get("text_config", config)
+
+
+def _corpus(options: DistillOptions, recipe: CorpusRecipe, shown: Shown) -> Plan:
+    """The shards, written where they are missing."""
+    kept = _read_plan(options)
+    wanted = kept.num_shards if kept else options.num_shards
+    if options.prompts:
+        wanted = wanted or -(-len(options.prompts) // options.shard_size)
+    if wanted and all(shard_path(_shards(options), i).is_file() for i in range(wanted)):
+        return kept or _write_plan(options, Plan(wanted))
+    budget = 60 * options.minutes * _GENERATION_SHARE
+    writer = _writer(options, recipe)
+    began, index, written = time.monotonic(), 0, 0
+
+    def advanced(tokens: int) -> None:
+        nonlocal written
+        written += tokens
+        seconds = time.monotonic() - began
+        note = f"shard {index + 1}, {written} tokens, {written / max(seconds, 1e-3):.0f}/s"
+        if wanted:
+            share = written / (recipe.shard_size * recipe.max_tokens)
+            shown("texts", min(max(index, share), wanted), wanted, note)
+        else:
+            shown("texts", min(seconds, budget), budget, note)
+
+    while index < wanted if wanted else index == 0 or time.monotonic() - began < budget:
+        writer.shard(index, advanced)
+        index += 1
+    return _write_plan(options, Plan(index))
+
+
+def _writer(options: DistillOptions, recipe: CorpusRecipe) -> CorpusWriter:
+    tokenizer = load_tokenizer(options.target)
+    stops = eos_token_ids(options.target, tokenizer)
+    model = load_model(options.target, "auto", options.device)
+    longest = min(recipe.max_prompt_tokens + recipe.max_tokens, model.max_length)
+    blocks = recipe.batch_size * (-(-longest // _BLOCK_SIZE) + 1)
+    lm = PagedLM(model, blocks, _BLOCK_SIZE)
+    return CorpusWriter(
+        Writer(lm, stops, recipe.batch_size, recipe.seed), tokenizer, _shards(options), recipe, options.prompts
+    )
+
+
+def _student(options: DistillOptions, texts: Sequence[Text]) -> Student:
+    target = load_target(options.target)
+    vocab_size = target.get_output_embeddings().weight.shape[0]
+    if options.vocabulary is None:
+        ids = torch.arange(vocab_size)
+    else:
+        tokenizer = load_tokenizer(options.target)
+        always = [*eos_token_ids(options.target, tokenizer), *sorted(tokenizer.all_special_ids)]
+        ids = frequent_ids((text.answer for text in texts), options.vocabulary, always, vocab_size)
+    student = build_student(
+        target, options.layers, ids, options.fresh, options.train_head, options.training.seed
+    )
+    return student.to(torch.device(options.device))
+
+
+def _trained(
+    options: DistillOptions,
+    plan: Plan,
+    student: Student,
+    texts: Sequence[Text],
+    recipe: CorpusRecipe,
+    began: float,
+    shown: Shown,
+) -> Trainer:
+    train = [text for text in texts if not text.held_out]
+    if not train or len(train) == len(texts):
+        raise InvalidArgumentError.of(
+            "--data", f"{len(texts)} prompts are too few: some have to be held out of training"
+        )
+    steps = options.training.steps if options.steps_given else plan.steps
+    device = torch.device(options.device)
+    trainer = Trainer(student, lambda shards: (plan.num_shards, train), options.training, device)
+    if steps is None:
+        left = 60 * options.minutes * (1 - _REPORT_SHARE) - (time.monotonic() - began)
+        steps = max(1, int(left / trainer.time_step()))
+    _write_plan(options, replace(plan, steps=steps))
+    trainer.options = replace(options.training, steps=steps)
+    identity = _identity(options, trainer.options, recipe)
+    path = options.work / CHECKPOINT_NAME
+    if path.is_file():
+        trainer.load(path, identity)
+    saved = time.monotonic()
+    while trainer.state.step < steps:
+        trainer.advance()
+        if time.monotonic() - saved > _CHECKPOINT_SECONDS or trainer.state.step == steps:
+            trainer.save(path, identity)
+            saved = time.monotonic()
+        shown("training", trainer.state.step, steps, trainer.latest)
+    return trainer
+
+
+def _identity(options: DistillOptions, training: TrainingOptions, recipe: CorpusRecipe) -> dict[str, Any]:
+    """What a checkpoint has to agree on to be gone on from."""
+    return asdict(training) | {
+        "target": recipe.target_sha256,
+        "layers": list(options.layers),
+        "vocabulary": options.vocabulary,
+        "fresh": options.fresh,
+        "train_head": options.train_head,
+    }
+
+
+def _reported(
+    options: DistillOptions, trainer: Trainer, recipe: CorpusRecipe, texts: Sequence[Text], shown: Shown
+) -> dict[str, Any]:
+    held_out = [text for text in texts if text.held_out][:_REPORT_TEXTS]
+    target = load_target(options.target).to(options.device)
+    student, dtype = trainer.student, getattr(torch, options.training.dtype)
+    head = target.get_output_embeddings().weight.detach()
+    shown("report", 0, 2, "teacher-forced")
+    found = tallies(student, held_out, head, _REPORT_DRAFT_TOKENS, dtype)
+    shown("report", 1, 2, "feeding on itself")
+    sampled = held_out[:_SELF_FED_TEXTS]
+    self_fed = {
+        f"temperature {heat:g}": self_fed_alpha(student, target, sampled, _REPORT_DRAFT_TOKENS, heat, 0)
+        for heat in (0.7, 1.0)
+    }
+    metrics = {
+        "held_out_texts": len(held_out),
+        "teacher_forced": {name: tally.figures() for name, tally in found.items()},
+        "self_fed_alpha_by_position": self_fed,
+    }
+    recorded = _recorded(options, trainer, recipe, texts) | {"metrics": metrics}
+    write_draft(student, target, options.target, options.out, options.vocabulary is not None)
+    path = options.out / RECIPE_NAME
+    path.write_text(json.dumps(recorded, indent=2) + "\n", encoding="utf-8")
+    write_curves(options.out, trainer.state.curve, recorded)
+    write_card(options.out, recorded)
+    shown("report", 2, 2, str(options.out))
+    return recorded
+
+
+def _recorded(
+    options: DistillOptions, trainer: Trainer, recipe: CorpusRecipe, texts: Sequence[Text]
+) -> dict[str, Any]:
+    return {
+        "format": 1,
+        "command": options.command,
+        "target": {"name": options.target.name, "weights_sha256": recipe.target_sha256},
+        "student": {
+            "layers": list(options.layers),
+            "fresh": options.fresh,
+            "vocabulary": options.vocabulary,
+            "head_trained": options.train_head,
+            "trained_parameters": sum(p.numel() for p in trainer.student.parameters().values()),
+        },
+        "corpus": asdict(recipe)
+        | {
+            "prompts": options.prompts_source,
+            "shards": trainer.state.num_shards,
+            "texts": len(texts),
+            "answer_tokens": sum(len(text.answer) for text in texts),
+        },
+        "training": asdict(trainer.options) | {"epochs": trainer.state.epoch + 1},
+        "curve": trainer.state.curve,
+    }
+
+
+def _read_plan(options: DistillOptions) -> Plan | None:
+    path = options.work / PLAN_NAME
+    return Plan(**json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else None
+
+
+def _write_plan(options: DistillOptions, plan: Plan) -> Plan:
+    (options.work / PLAN_NAME).write_text(json.dumps(asdict(plan)) + "\n", encoding="utf-8")
+    return plan
