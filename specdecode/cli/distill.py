@@ -96,7 +96,9 @@ def distill(
     dtype: Annotated[
         str,
         typer.Option(
-            help="Number format of products", parser=_one_of("bfloat16", "float32"), metavar="bfloat16|float32"
+            help="Number format of products",
+            parser=_one_of("bfloat16", "float32"),
+            metavar="bfloat16|float32",
         ),
     ] = "bfloat16",
     threads: Annotated[

@@ -54,7 +54,10 @@ def write_draft(
     head[student.vocabulary] = student.head.detach().to(head.device, dtype)
     module = student.module
     state = {name: value.detach().to(dtype) for name, value in module.state_dict().items() if name != HEAD}
-    config = module.config.to_dict() | {"tie_word_embeddings": False, "dtype": str(dtype).removeprefix("torch.")}
+    config = module.config.to_dict() | {
+        "tie_word_embeddings": False,
+        "dtype": str(dtype).removeprefix("torch."),
+    }
     try:
         out_dir.mkdir(parents=True, exist_ok=True)
         save_file({name: value.cpu().contiguous() for name, value in (state | {HEAD: head}).items()},
@@ -104,7 +107,9 @@ def write_delta(directory: Path, target_dir: Path, out_dir: Path) -> int:
         else:
             stored[name] = tensor
     out_dir.mkdir(parents=True, exist_ok=True)
-    save_file({name: tensor.contiguous() for name, tensor in stored.items()}, out_dir / DELTA_NAME, {"format": "pt"})
+    save_file(
+        {name: tensor.contiguous() for name, tensor in stored.items()}, out_dir / DELTA_NAME, {"format": "pt"}
+    )
     _write_json(out_dir / RECIPE_NAME, _recipe(directory) | {"unchanged": unchanged})
     copied = [CARD_NAME, "config.json", VOCABULARY_NAME, *(path.name for path in directory.glob("*.png"))]
     for name in copied:
@@ -130,7 +135,9 @@ def _head_rows(head: Tensor, theirs: Tensor, ids: list[int]) -> Tensor:
     rest = torch.ones(len(head), dtype=torch.bool)
     rest[ids] = False
     if not torch.equal(head[rest], theirs[rest]):
-        raise FailedPreconditionError(f"{HEAD} has rows outside the draft's vocabulary that are not the target's")
+        raise FailedPreconditionError(
+            f"{HEAD} has rows outside the draft's vocabulary that are not the target's"
+        )
     return head[ids]
 
 
@@ -160,4 +167,6 @@ def _recipe(directory: Path) -> dict[str, Any]:
 
 
 def _write_json(path: Path, value: Any) -> None:
-    path.write_text(json.dumps(value, indent=None if path.name == VOCABULARY_NAME else 2) + "\n", encoding="utf-8")
+    path.write_text(
+        json.dumps(value, indent=None if path.name == VOCABULARY_NAME else 2) + "\n", encoding="utf-8"
+    )

@@ -122,7 +122,9 @@ def load_shard(path: Path, recipe: CorpusRecipe | None = None) -> list[Text]:
             meta: dict[str, str] = file.metadata()
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError) as error:
-        raise FailedPreconditionError(f"{path} can't be read: {error}; delete it to have it made again") from error
+        raise FailedPreconditionError(
+            f"{path} can't be read: {error}; delete it to have it made again"
+        ) from error
     if recipe is not None and json.loads(meta["recipe"]) != json.loads(json.dumps(vars(recipe))):
         raise FailedPreconditionError(
             f"--out: {path} was made with another target or another recipe ({meta['recipe']}); "

@@ -19,7 +19,7 @@ from specdecode.distill.generation import Writer
 from specdecode.distill.prompts import Prompt
 from specdecode.distill.report import write_card, write_curves
 from specdecode.distill.student import Student, build_student, frequent_ids, load_target
-from specdecode.distill.training import Trainer, TrainingOptions
+from specdecode.distill.training import Trainer, TrainingOptions, shards_of_epoch
 from specdecode.errors import FailedPreconditionError, InvalidArgumentError
 from specdecode.lm.model import load_model
 from specdecode.lm.runner import PagedLM
@@ -90,6 +90,29 @@ class Plan:
     steps: int | None = None
 
 
+class Shards:
+    """The texts of a corpus, read when they are first asked for."""
+
+    def __init__(self, directory: Path, recipe: CorpusRecipe, num_shards: int) -> None:
+        self.num_shards = num_shards
+        self._directory, self._recipe = directory, recipe
+        self._read: list[Text] = []
+        self._num_read = 0
+        self._ends: list[int] = []
+
+    def of_epoch(self, epoch: int) -> list[Text]:
+        """All texts of an epoch's shards, held out or not."""
+        return self.first(shards_of_epoch(epoch, self.num_shards))
+
+    def first(self, number: int) -> list[Text]:
+        """All texts of the first shards."""
+        while self._num_read < number:
+            self._read += load_shard(shard_path(self._directory, self._num_read), self._recipe)
+            self._num_read += 1
+            self._ends.append(len(self._read))
+        return self._read[: self._ends[number - 1]]
+
+
 def distill(options: DistillOptions, shown: Shown) -> dict[str, Any]:
     """Does the whole run, going on where an earlier one of the same options was stopped.
 
@@ -102,10 +125,10 @@ def distill(options: DistillOptions, shown: Shown) -> dict[str, Any]:
     recipe = _checked(options)
     options.work.mkdir(parents=True, exist_ok=True)
     plan = _corpus(options, recipe, shown)
-    texts = [t for i in range(plan.num_shards) for t in load_shard(shard_path(_shards(options), i), recipe)]
-    student = _student(options, texts)
-    trainer = _trained(options, plan, student, texts, recipe, began, shown)
-    return _reported(options, trainer, recipe, texts, shown)
+    shards = Shards(_shards(options), recipe, plan.num_shards)
+    student = _student(options, shards.of_epoch(0))
+    trainer = _trained(options, plan, student, shards, recipe, began, shown)
+    return _reported(options, trainer, recipe, shards, shown)
 
 
 def _shards(options: DistillOptions) -> Path:
@@ -143,7 +166,9 @@ def _config(path: Path) -> dict[str, Any]:
     try:
         config: dict[str, Any] = json.loads((path / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise FailedPreconditionError(f"--target: {path} has no config.json that can be read: {error}") from error
+        raise FailedPreconditionError(
+            f"--target: {path} has no config.json that can be read: {error}"
+        ) from error
     return config.get("text_config", config)
 
 
@@ -184,7 +209,11 @@ def _writer(options: DistillOptions, recipe: CorpusRecipe) -> CorpusWriter:
     blocks = recipe.batch_size * (-(-longest // _BLOCK_SIZE) + 1)
     lm = PagedLM(model, blocks, _BLOCK_SIZE)
     return CorpusWriter(
-        Writer(lm, stops, recipe.batch_size, recipe.seed), tokenizer, _shards(options), recipe, options.prompts
+        Writer(lm, stops, recipe.batch_size, recipe.seed),
+        tokenizer,
+        _shards(options),
+        recipe,
+        options.prompts,
     )
 
 
@@ -207,19 +236,23 @@ def _trained(
     options: DistillOptions,
     plan: Plan,
     student: Student,
-    texts: Sequence[Text],
+    shards: Shards,
     recipe: CorpusRecipe,
     began: float,
     shown: Shown,
 ) -> Trainer:
-    train = [text for text in texts if not text.held_out]
-    if not train or len(train) == len(texts):
-        raise InvalidArgumentError.of(
-            "--data", f"{len(texts)} prompts are too few: some have to be held out of training"
-        )
+    def train(epoch: int) -> list[Text]:
+        texts = shards.of_epoch(epoch)
+        kept = [text for text in texts if not text.held_out]
+        if not kept or len(kept) == len(texts):
+            raise InvalidArgumentError.of(
+                "--data", f"{len(texts)} prompts are too few: some have to be held out of training"
+            )
+        return kept
+
     steps = options.training.steps if options.steps_given else plan.steps
     device = torch.device(options.device)
-    trainer = Trainer(student, lambda shards: (plan.num_shards, train), options.training, device)
+    trainer = Trainer(student, train, options.training, device)
     if steps is None:
         left = 60 * options.minutes * (1 - _REPORT_SHARE) - (time.monotonic() - began)
         steps = max(1, int(left / trainer.time_step()))
@@ -251,8 +284,9 @@ def _identity(options: DistillOptions, training: TrainingOptions, recipe: Corpus
 
 
 def _reported(
-    options: DistillOptions, trainer: Trainer, recipe: CorpusRecipe, texts: Sequence[Text], shown: Shown
+    options: DistillOptions, trainer: Trainer, recipe: CorpusRecipe, shards: Shards, shown: Shown
 ) -> dict[str, Any]:
+    texts = shards.first(shards.num_shards)
     held_out = [text for text in texts if text.held_out][:_REPORT_TEXTS]
     target = load_target(options.target).to(options.device)
     student, dtype = trainer.student, getattr(torch, options.training.dtype)
@@ -270,7 +304,7 @@ def _reported(
         "teacher_forced": {name: tally.figures() for name, tally in found.items()},
         "self_fed_alpha_by_position": self_fed,
     }
-    recorded = _recorded(options, trainer, recipe, texts) | {"metrics": metrics}
+    recorded = _recorded(options, trainer, recipe, shards) | {"metrics": metrics}
     write_draft(student, target, options.target, options.out, options.vocabulary is not None)
     path = options.out / RECIPE_NAME
     path.write_text(json.dumps(recorded, indent=2) + "\n", encoding="utf-8")
@@ -281,8 +315,9 @@ def _reported(
 
 
 def _recorded(
-    options: DistillOptions, trainer: Trainer, recipe: CorpusRecipe, texts: Sequence[Text]
+    options: DistillOptions, trainer: Trainer, recipe: CorpusRecipe, shards: Shards
 ) -> dict[str, Any]:
+    texts = shards.first(shards.num_shards)
     return {
         "format": 1,
         "command": options.command,
@@ -297,7 +332,7 @@ def _recorded(
         "corpus": asdict(recipe)
         | {
             "prompts": options.prompts_source,
-            "shards": trainer.state.num_shards,
+            "shards": shards.num_shards,
             "texts": len(texts),
             "answer_tokens": sum(len(text.answer) for text in texts),
         },

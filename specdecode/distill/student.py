@@ -34,9 +34,7 @@ class Student:
     def to(self, device: torch.device) -> Student:
         """The same student on a device."""
         head = nn.Parameter(self.head.detach().to(device), requires_grad=self.head.requires_grad)
-        return Student(
-            self.module.to(device), head, self.vocabulary.to(device), self.teacher_head.to(device)
-        )
+        return Student(self.module.to(device), head, self.vocabulary.to(device), self.teacher_head.to(device))
 
     def hidden(
         self,

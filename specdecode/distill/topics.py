@@ -85,7 +85,19 @@ FUNCTIONS = (
     "checks whether two strings are anagrams", "prints a multiplication table", "computes a power without **",
 )  # fmt: skip
 
-LANGUAGES = ("Python", "Python", "Python", "JavaScript", "Java", "C++", "Go", "Rust", "TypeScript", "C#", "Bash")
+LANGUAGES = (
+    "Python",
+    "Python",
+    "Python",
+    "JavaScript",
+    "Java",
+    "C++",
+    "Go",
+    "Rust",
+    "TypeScript",
+    "C#",
+    "Bash",
+)
 
 THINGS = (
     "books", "employees", "planets", "recipes", "movies", "students", "products in a shop", "countries",

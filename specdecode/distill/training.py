@@ -24,6 +24,7 @@ from specdecode.errors import FailedPreconditionError, NumericalError
 
 _MAX_GRADIENT_NORM = 1.0
 _CURVE_STEPS = 20
+_GROWING_EPOCHS = 4
 _OPTIMISER_SHARE = 1.15
 """What a whole step takes, in times of its loss and gradients."""
 
@@ -55,14 +56,12 @@ class State:
 
     Attributes:
         done_in_epoch: batches of this epoch that were trained on.
-        num_shards: of the corpus, that this epoch is about.
         curve: [step, loss, α, agreement] means over the steps since the line before.
     """
 
     step: int = 0
     epoch: int = 0
     done_in_epoch: int = 0
-    num_shards: int = 0
     curve: list[list[float]] = field(default_factory=list)
 
 
@@ -73,18 +72,24 @@ def learning_rate(options: TrainingOptions, step: int) -> float:
     return options.learning_rate * warmed * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * share)))
 
 
+def shards_of_epoch(epoch: int, num_shards: int) -> int:
+    """How many of the shards a pass is over: a quarter in the first, half in the second, and so on, so that
+    training can begin while the later ones are written.
+    """
+    return min(num_shards, -(-num_shards * (epoch + 1) // _GROWING_EPOCHS))
+
+
 class Trainer:
     """Trains a student on texts.
 
     Args:
-        texts: of the first `num_shards` shards that are there, which is asked at the start of each epoch: a
-            corpus may grow while it is trained on.
+        texts: those of an epoch, the first being 0.
     """
 
     def __init__(
         self,
         student: Student,
-        texts: Callable[[int], tuple[int, Sequence[Text]]],
+        texts: Callable[[int], Sequence[Text]],
         options: TrainingOptions,
         device: torch.device,
     ) -> None:
@@ -157,10 +162,10 @@ class Trainer:
 
     def _next_batch(self) -> list[Text]:
         state = self.state
-        if not self._batches or state.done_in_epoch >= len(self._batches):
-            if self._batches:
-                state.epoch, state.done_in_epoch, state.num_shards = state.epoch + 1, 0, 0
-            state.num_shards, self._texts = self._texts_of(state.num_shards)
+        if self._batches and state.done_in_epoch >= len(self._batches):
+            state.epoch, state.done_in_epoch, self._batches = state.epoch + 1, 0, []
+        if not self._batches:
+            self._texts = self._texts_of(state.epoch)
             options = self.options
             self._batches = epoch_of(self._texts, options.num_positions, options.seed, state.epoch)
         return [self._texts[index] for index in self._batches[state.done_in_epoch]]
@@ -199,7 +204,9 @@ class Trainer:
                 meta: dict[str, str] = file.metadata()
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         except (OSError, SafetensorError) as error:
-            raise FailedPreconditionError(f"{path} can't be read: {error}; delete it to start anew") from error
+            raise FailedPreconditionError(
+                f"{path} can't be read: {error}; delete it to start anew"
+            ) from error
         _require_same(path, json.loads(meta["recipe"]), recipe)
         with torch.no_grad():
             for name, parameter in self._named.items():
