@@ -274,7 +274,8 @@ def _trained(
 
 def _identity(options: DistillOptions, training: TrainingOptions, recipe: CorpusRecipe) -> dict[str, Any]:
     """What a checkpoint has to agree on to be gone on from."""
-    return asdict(training) | {
+    decided = {name: value for name, value in asdict(training).items() if name != "steps"}
+    return decided | {
         "target": recipe.target_sha256,
         "layers": list(options.layers),
         "vocabulary": options.vocabulary,

@@ -25,6 +25,7 @@ from specdecode.errors import FailedPreconditionError, NumericalError
 _MAX_GRADIENT_NORM = 1.0
 _CURVE_STEPS = 20
 _GROWING_EPOCHS = 4
+_FALLING_SHARE = 0.4
 _OPTIMISER_SHARE = 1.15
 """What a whole step takes, in times of its loss and gradients."""
 
@@ -34,7 +35,8 @@ class TrainingOptions:
     """What decides a run, besides student and texts.
 
     Attributes:
-        steps: of the optimiser, over which the learning rate rises, then falls as a cosine to a twentieth.
+        steps: of the optimiser. The learning rate rises over `warmup_steps`, stays, and falls as a cosine to
+            a twentieth over the last two fifths (Hägele et al. 2024): until then a run can be made longer.
         num_positions: padded positions in a batch.
         dtype: of products; weights and sums are float32.
     """
@@ -42,10 +44,10 @@ class TrainingOptions:
     loss: Loss = Loss.LK
     steps: int = 1000
     learning_rate: float = 2e-3
-    warmup_steps: int = 30
-    num_positions: int = 4096
+    warmup_steps: int = 40
+    num_positions: int = 1024
     weight_decay: float = 0.01
-    optimiser: str = "muon"
+    optimiser: str = "adamw"
     seed: int = 0
     dtype: str = "bfloat16"
 
@@ -65,10 +67,16 @@ class State:
     curve: list[list[float]] = field(default_factory=list)
 
 
+def fall_begins(steps: int) -> int:
+    """The step at which the learning rate of a run begins to fall."""
+    return int(steps * (1 - _FALLING_SHARE))
+
+
 def learning_rate(options: TrainingOptions, step: int) -> float:
     """At a step, the first being 0."""
     warmed = min(1.0, (step + 1) / max(options.warmup_steps, 1))
-    share = min(1.0, step / max(options.steps, 1))
+    begin = fall_begins(options.steps)
+    share = min(1.0, max(0, step - begin) / max(options.steps - begin, 1))
     return options.learning_rate * warmed * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * share)))
 
 
@@ -180,7 +188,7 @@ class Trainer:
         for number, optimiser in enumerate(self._optimisers):
             for index, values in optimiser.state_dict()["state"].items():
                 tensors |= {f"optimiser.{number}.{index}.{key}": v for key, v in values.items()}
-        state = json.dumps(asdict(self.state) | {"sums": self._sums})
+        state = json.dumps(asdict(self.state) | {"sums": self._sums, "steps": self.options.steps})
         meta = {"recipe": json.dumps(recipe, sort_keys=True), "state": state}
         partial = path.with_name(f".{path.name}.partial")
         try:
@@ -214,6 +222,13 @@ class Trainer:
         for number, optimiser in enumerate(self._optimisers):
             optimiser.load_state_dict(_optimiser_state(optimiser, number, tensors))
         state = json.loads(meta["state"])
+        planned = state.pop("steps")
+        begun = state["step"] > fall_begins(min(planned, self.options.steps))
+        if planned != self.options.steps and begun:
+            raise FailedPreconditionError(
+                f"--steps: {path} is at step {state['step']} of a run of {planned}, whose learning rate falls "
+                f"already: give --steps {planned} again, or delete the checkpoint"
+            )
         self._sums = state.pop("sums")
         self.state = State(**state)
         self._batches = []
