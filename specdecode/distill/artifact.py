@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from specdecode.distill.student import Student
 from specdecode.errors import FailedPreconditionError

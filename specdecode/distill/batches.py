@@ -14,7 +14,7 @@ from specdecode.distill.losses import Teacher
 from specdecode.distill.student import Student
 
 _SORTED_AT_ONCE = 32
-"""Batches whose texts are sorted by length together: little padding, and still chance in who shares a batch."""
+"""Batches whose texts are sorted by length together: little padding, and chance in who shares a batch."""
 
 
 @dataclass(frozen=True)

@@ -135,9 +135,10 @@ def load_shard(path: Path, recipe: CorpusRecipe | None = None) -> list[Text]:
 
 def _texts(tensors: Mapping[str, Tensor], meta: Sequence[Sequence[Any]]) -> Iterator[Text]:
     lengths, prompts = tensors["lengths"].tolist(), tensors["prompt_lengths"].tolist()
-    ids = tensors["token_ids"].split(lengths)
+    ids = torch.split(tensors["token_ids"], lengths)
     answers = [length - prompt for length, prompt in zip(lengths, prompts, strict=True)]
-    hidden, normalisers = tensors["hidden"].split(answers), tensors["log_normaliser"].split(answers)
+    hidden = torch.split(tensors["hidden"], answers)
+    normalisers = torch.split(tensors["log_normaliser"], answers)
     for (kind, temperature, held_out), *rest in zip(meta, ids, prompts, hidden, normalisers, strict=True):
         tokens, prompt, states, normaliser = rest
         yield Text(

@@ -1,9 +1,10 @@
 """How good a draft is on texts that it was not trained on: α, greedy agreement, and what rounds emit.
 
-Teacher-forced figures stand at every position of an answer. What a round emits under greedy follows from them
-exactly, since a draft that was accepted is the target's own token: the rounds of every answer are gone through
-one after another. Under sampling a draft feeds on tokens of its own that the target would not have chosen, so
-drafts are drawn, the target reads them, and each position counts as far as those before it were accepted.
+Teacher-forced figures are taken at every position of an answer. What a round emits under greedy follows from
+them exactly, since a draft that was accepted is the target's own token: the rounds of every answer are gone
+through one after another. Under sampling a draft feeds on tokens of its own that the target would not have
+chosen, so drafts are drawn, the target reads them, and each position counts as far as those before it were
+accepted.
 """
 
 from __future__ import annotations
@@ -82,7 +83,8 @@ def tallies(
         some = [texts[index] for index in indices]
         batch = batch_of(some, student, head.device)
         hidden = student.hidden(batch.token_ids, dtype).flatten(0, 1)[batch.rows]
-        for text, states in zip(some, hidden.split([len(text.answer) for text in some]), strict=True):
+        parts = torch.split(hidden, [len(text.answer) for text in some])
+        for text, states in zip(some, parts, strict=True):
             tally = _tally(student, text, states, head, num_draft_tokens)
             kind, heat = text.kind.value, f"temperature {text.temperature:g}"
             for name in ("all", kind, heat, f"{kind}, {heat}"):

@@ -1,8 +1,8 @@
 """The losses a draft can be trained with, their gradients, and α: over the K ids that it may draft.
 
-p [R, K] is the target's distribution over the whole vocabulary, of which only the K columns are looked at: its
-rows sum to less than one by what lies outside, which no draft of these ids can have accepted. q [R, K] is the
-draft's, a softmax over exactly these ids. All are sums over a row:
+p [R, K] is the target's distribution over the whole vocabulary, of which only the K columns are looked at:
+its rows sum to less than one by what lies outside, which no draft of these ids can have accepted. q [R, K] is
+the draft's, a softmax over exactly these ids. All are sums over a row:
 
     KL          Σ p·log(p/q)
     reverse KL  Σ q·log(q/p)
@@ -161,6 +161,8 @@ def head_loss(
 
     Products are computed in `dtype`, the rest in float32.
     """
-    total, sums = _HeadLoss.apply(hidden, head, teacher, loss, dtype)
+    total, sums = _HeadLoss.apply(  # type: ignore[no-untyped-call]
+        hidden, head, teacher, loss, dtype
+    )
     value, accepted, agreed = sums.tolist()
     return total, Measured(len(hidden), value, accepted, agreed)

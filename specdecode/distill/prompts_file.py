@@ -1,4 +1,4 @@
-"""Prompts of the user's own: one JSON object on each line, as files of prompts and logs of requests have them."""
+"""Prompts of the user's own: one JSON object a line, as files of prompts and logs of requests have them."""
 
 from __future__ import annotations
 
@@ -65,9 +65,12 @@ def _messages(found: Any) -> tuple[tuple[str, str], ...]:
     """(role, content) of each message up to the last of a user; empty where they are not of that form."""
     if not isinstance(found, list):
         return ()
-    pairs = [(m.get("role"), m.get("content")) for m in found if isinstance(m, dict)]
-    if len(pairs) != len(found) or not all(isinstance(part, str) for pair in pairs for part in pair):
-        return ()
+    pairs: list[tuple[str, str]] = []
+    for message in found:
+        role, content = (message.get("role"), message.get("content")) if isinstance(message, dict) else (0, 0)
+        if not (isinstance(role, str) and isinstance(content, str)):
+            return ()
+        pairs.append((role, content))
     while pairs and pairs[-1][0] != "user":
         pairs.pop()
     return tuple(pairs)

@@ -46,8 +46,8 @@ def card(recorded: Mapping[str, Any]) -> str:
         f"# A draft for {target['name']}",
         "",
         f"Made by `specdecode distill` from {source} of {target['name']} (weights SHA-256 "
-        f"`{target['weights_sha256']}`). It proposes tokens for speculative decoding, which the target verifies; "
-        "on its own it writes badly.",
+        f"`{target['weights_sha256']}`). It proposes tokens for speculative decoding, which the target "
+        "verifies; on its own it writes badly.",
         "",
         "The base model's licence holds for this one too: see the base model; that of SmolLM2 is Apache-2.0.",
         "",
@@ -65,22 +65,23 @@ def card(recorded: Mapping[str, Any]) -> str:
         "",
         f"- {corpus['texts']:,} answers of the target, {corpus['answer_tokens']:,} tokens, to prompts "
         f"({corpus['prompts']}); seed {corpus['seed']}. About one in sixteen was held out.",
-        f"- At each token the target's whole distribution, from its final hidden state ({corpus['shards']} shards).",
+        f"- At each token the target's whole distribution, from its final hidden state; {corpus['shards']} "
+        "shards.",
         "",
         "## Training",
         "",
         f"- Loss {training['loss']}, {training['steps']:,} steps of {training['num_positions']:,} positions, "
-        f"{training['epochs']} passes, {training['optimiser']}, learning rate {training['learning_rate']:g}, "
-        f"seed {training['seed']}.",
+        f"{training['epochs']} passes, {training['optimiser']}, learning rate "
+        f"{training['learning_rate']:g}, seed {training['seed']}.",
         "",
         f"![curves]({CURVES_NAME})",
         "",
         "## Held-out prompts",
         "",
-        "α = Σ min(p, q) at the text's own temperature and at 1, greedy agreement, and mean tokens emitted per",
-        f"greedy round of γ = 4, over {metrics['held_out_texts']} answers:",
+        "α = Σ min(p, q) at the text's own temperature and at 1, greedy agreement, and mean tokens emitted",
+        f"per greedy round of γ = 4, over {metrics['held_out_texts']} answers:",
         "",
-        "| prompts | positions | α | α at 1 | agreement | emitted per round | agreement at position 0, 1, … |",
+        "| prompts | positions | α | α at 1 | agreement | emitted per round | agreement at 0, 1, … |",
         "|---|---|---|---|---|---|---|",
         *(_row(name, figures) for name, figures in metrics["teacher_forced"].items()),
         "",
@@ -100,8 +101,8 @@ def _vocabulary_line(student: Mapping[str, Any]) -> str:
     if student["vocabulary"] is None:
         return f"- It may propose every id; its head is {head}."
     return (
-        f"- It may propose the {student['vocabulary']:,} ids in `draft_vocabulary.json`, whose rows of the head "
-        f"are {head}; other rows are the target's and are there for tools that expect a whole head."
+        f"- It may propose the {student['vocabulary']:,} ids in `draft_vocabulary.json`, whose rows of the "
+        f"head are {head}; other rows are the target's and are there for tools that expect a whole head."
     )
 
 

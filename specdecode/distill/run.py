@@ -1,4 +1,4 @@
-"""A whole run: the target writes texts, a student learns from them, what it is worth is measured and written."""
+"""A whole run: the target writes texts, a student learns from them, and what it is worth is measured."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class DistillOptions:
     Attributes:
         layers: which layers of the target the student starts from.
         vocabulary: ids that it may draft; None: all.
-        minutes: for everything together; decides how many shards and steps there are, where they aren't given.
+        minutes: for everything together; decides how many shards and steps there are where none are given.
         num_shards: of the corpus.
     """
 
@@ -169,7 +169,8 @@ def _config(path: Path) -> dict[str, Any]:
         raise FailedPreconditionError(
             f"--target: {path} has no config.json that can be read: {error}"
         ) from error
-    return config.get("text_config", config)
+    inner: dict[str, Any] = config.get("text_config", config)
+    return inner
 
 
 def _corpus(options: DistillOptions, recipe: CorpusRecipe, shown: Shown) -> Plan:

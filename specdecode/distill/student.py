@@ -1,4 +1,4 @@
-"""A draft in training: layers of the target (or fresh ones) under the target's embeddings, and its own head."""
+"""A draft in training: layers of the target, or fresh ones, on the target's embeddings, and its own head."""
 
 from __future__ import annotations
 
@@ -113,9 +113,9 @@ def build_student(
     teacher_head = target.get_output_embeddings().weight.detach()[vocabulary].clone()
     keep_only(target, layers)
     for index, layer in enumerate(_layers(target)):
-        for module in layer.modules():
-            if hasattr(module, "layer_idx"):
-                module.layer_idx = index
+        for part in layer.modules():
+            if hasattr(part, "layer_idx"):
+                part.layer_idx = index  # type: ignore[assignment]
     module = target.float()
     if fresh:
         torch.manual_seed(seed)

@@ -24,7 +24,8 @@ SUBJECTS = (
     "the solar system", "comets", "galaxies", "space stations", "telescopes",
     "public libraries", "museums", "schools in the nineteenth century", "the postal service", "railways",
     "negotiation", "teamwork", "leadership", "public speaking", "giving feedback",
-    "marketing a small business", "writing a business plan", "customer service", "remote teams", "freelancing",
+    "marketing a small business", "writing a business plan", "customer service", "remote teams",
+    "freelancing",
     "probability", "prime numbers", "fractions", "the Pythagorean theorem", "statistics in everyday life",
     "friendship", "honesty", "memory", "creativity", "habits", "fear", "curiosity", "patience",
 )  # fmt: skip
@@ -58,7 +59,8 @@ GOALS = (
 MAILS = (
     "I ask for a day off next Friday", "I invite the team to lunch", "I apply for a summer internship",
     "I ask a company for a refund", "I remind a customer of an unpaid invoice", "I announce a new schedule",
-    "I apologise for missing a meeting", "I ask my bank about a strange charge", "I recommend a former student",
+    "I apologise for missing a meeting", "I ask my bank about a strange charge",
+    "I recommend a former student",
     "I thank a host for a lovely evening", "I resign from my job", "I ask a hotel about late arrival",
     "I propose a new project to my manager", "I ask a neighbour to turn down the music",
     "I confirm an appointment with a dentist", "I ask a library to extend a loan",
@@ -108,7 +110,8 @@ THINGS = (
 
 FIELDS = (
     "name, year and price", "id, name and status", "title, author and pages", "name, size and colour",
-    "id, date and amount", "name, city and e-mail", "name, category and rating", "code, description and count",
+    "id, date and amount", "name, city and e-mail", "name, category and rating",
+    "code, description and count",
     "name, latitude and longitude", "id, tags and created_at",
 )  # fmt: skip
 

@@ -226,8 +226,8 @@ class Trainer:
         begun = state["step"] > fall_begins(min(planned, self.options.steps))
         if planned != self.options.steps and begun:
             raise FailedPreconditionError(
-                f"--steps: {path} is at step {state['step']} of a run of {planned}, whose learning rate falls "
-                f"already: give --steps {planned} again, or delete the checkpoint"
+                f"--steps: {path} is at step {state['step']} of a run of {planned}, whose learning rate "
+                f"falls already: give --steps {planned} again, or delete the checkpoint"
             )
         self._sums = state.pop("sums")
         self.state = State(**state)

@@ -148,7 +148,7 @@ def test_texts_of_another_target_are_refused(
     model = AutoModelForCausalLM.from_pretrained(target)
     model.lm_head.weight.data *= 1.01
     model.save_pretrained(other)
-    with pytest.raises(FailedPreconditionError, match="--out.*another target"):
+    with pytest.raises(FailedPreconditionError, match=r"--out.*another target"):
         distill(options(other, out), silent)
 
 
