@@ -6,23 +6,27 @@ import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from specdecode.cli import show
 from specdecode.cli.flags import checked
+from specdecode.distill.options import DistillOptions, Loss, Optimiser, TrainingOptions
+from specdecode.distill.prompts import Prompt
 from specdecode.errors import InvalidArgumentError
-
-if TYPE_CHECKING:
-    from specdecode.distill.prompts import Prompt
-    from specdecode.distill.run import DistillOptions
 
 # What needs torch is imported inside: no other command should wait for it.
 
-_LOSSES = ("lk", "kl", "reverse-kl", "tv", "ce")
-_OPTIMISERS = ("muon", "adamw")
+
+def _member(choices: type[Enum]) -> Any:
+    return checked(choices, lambda member: True, _values(choices, ", "))
+
+
+def _values(choices: type[Enum], between: str = "|") -> str:
+    return between.join(str(member.value) for member in choices)
 
 
 def _one_of(*choices: str) -> Any:
@@ -60,14 +64,24 @@ def distill(
         Path | None, typer.Option(help="Logged requests, JSON lines as OpenAI's API has them")
     ] = None,
     layers: Annotated[
-        str, typer.Option(help="How many of the target's first layers to start from, or which: 0,1,29")
-    ] = "3",
+        Any,
+        typer.Option(
+            help="How many of the target's first layers to start from, or which: 0,1,29",
+            parser=_layers,
+            metavar="LAYERS",
+        ),
+    ] = "2",
     vocabulary: Annotated[
-        int, typer.Option(help="Ids that the draft may propose, the most frequent ones; 0 for all")
-    ] = 8192,
+        int,
+        typer.Option(
+            help="Ids that the draft may propose, the most frequent ones; 0 for all",
+            parser=_whole(0),
+            metavar="INTEGER",
+        ),
+    ] = DistillOptions.vocabulary or 0,
     minutes: Annotated[
         float, typer.Option(help="For everything together", parser=_above_zero(), metavar="NUMBER")
-    ] = 60.0,
+    ] = DistillOptions.minutes,
     shards: Annotated[
         int | None,
         typer.Option(help="Shards of text, instead of what fits", parser=_whole(1), metavar="INTEGER"),
@@ -76,23 +90,27 @@ def distill(
         int | None,
         typer.Option(help="Training steps, instead of what fits", parser=_whole(1), metavar="INTEGER"),
     ] = None,
-    loss: Annotated[
-        str, typer.Option(help="Loss", parser=_one_of(*_LOSSES), metavar="|".join(_LOSSES))
-    ] = "lk",
+    loss: Annotated[Loss, typer.Option(help="Loss", parser=_member(Loss), metavar=_values(Loss))] = (
+        TrainingOptions.loss
+    ),
     optimiser: Annotated[
-        str, typer.Option(help="Optimiser", parser=_one_of(*_OPTIMISERS), metavar="|".join(_OPTIMISERS))
-    ] = "adamw",
+        Optimiser,
+        typer.Option(help="Optimiser", parser=_member(Optimiser), metavar=_values(Optimiser)),
+    ] = TrainingOptions.optimiser,
     learning_rate: Annotated[
         float, typer.Option(help="Highest learning rate", parser=_above_zero(), metavar="NUMBER")
-    ] = 2e-3,
+    ] = TrainingOptions.learning_rate,
     fresh: Annotated[bool, typer.Option("--fresh", help="Random layers instead of the target's")] = False,
     frozen_head: Annotated[
         bool, typer.Option("--frozen-head", help="Keep the target's head as it is")
     ] = False,
-    seed: Annotated[int, typer.Option(help="Decides texts, order and starting weights")] = 0,
+    seed: Annotated[
+        int,
+        typer.Option(help="Decides texts, order and starting weights", parser=_whole(0), metavar="INTEGER"),
+    ] = TrainingOptions.seed,
     device: Annotated[
         str, typer.Option(help="Device", parser=_one_of("cpu", "cuda"), metavar="cpu|cuda")
-    ] = "cpu",
+    ] = DistillOptions.device,
     dtype: Annotated[
         str,
         typer.Option(
@@ -100,7 +118,7 @@ def distill(
             parser=_one_of("bfloat16", "float32"),
             metavar="bfloat16|float32",
         ),
-    ] = "bfloat16",
+    ] = TrainingOptions.dtype,
     threads: Annotated[
         int | None, typer.Option(help="Threads on the CPU", parser=_whole(1), metavar="INTEGER")
     ] = None,
@@ -114,16 +132,14 @@ def distill(
     """
     import torch
 
-    from specdecode.distill.losses import Loss
-    from specdecode.distill.run import DistillOptions, distill
-    from specdecode.distill.training import TrainingOptions
+    from specdecode.distill.run import distill
     from specdecode.models import resolve
 
     if threads is not None:
         torch.set_num_threads(threads)
     prompts, source = _prompts(data, from_log)
     training = TrainingOptions(
-        loss=Loss(loss),
+        loss=loss,
         learning_rate=learning_rate,
         optimiser=optimiser,
         seed=seed,
@@ -133,7 +149,7 @@ def distill(
     options = DistillOptions(
         target=resolve(target),
         out=out,
-        layers=_layers(layers),
+        layers=layers,
         vocabulary=vocabulary or None,
         fresh=fresh,
         train_head=not frozen_head,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from specdecode.distill.generation import Order, Writer, Written
+from specdecode.distill.generation import Advanced, Order, Writer, Written
 from specdecode.distill.prompts import Prompt, PromptKind, written_prompt
-from specdecode.errors import FailedPreconditionError
+from specdecode.errors import FailedPreconditionError, InvalidArgumentError
 
 TEXT_LAG = 2
 _MAX_OWN_TOKENS = 96
@@ -168,18 +168,23 @@ class CorpusWriter:
         self._directory, self._recipe, self._given = directory, recipe, given
         directory.mkdir(parents=True, exist_ok=True)
 
-    def shard(self, index: int, advanced: Callable[[int], None] = lambda tokens: None) -> list[Text]:
+    def shard(self, index: int, advanced: Advanced = lambda tokens, share: None) -> list[Text]:
         """The shard of this index, written now where it is missing; `advanced` hears of tokens written."""
         path = shard_path(self._directory, index)
         if path.is_file():
             return load_shard(path, self._recipe)
         orders = self._orders(index, advanced)
+        if not orders:
+            raise InvalidArgumentError.of(
+                "--data",
+                f"no prompt of shard {index} has at most {self._recipe.max_prompt_tokens} tokens",
+            )
         written = {w.order.index: w for w in self._writer.write([o for _, o in orders], advanced)}
         texts = [_text(prompt, written[order.index]) for prompt, order in orders]
         save_shard(path, texts, self._recipe)
         return texts
 
-    def _orders(self, index: int, advanced: Callable[[int], None]) -> list[tuple[Prompt, Order]]:
+    def _orders(self, index: int, advanced: Advanced) -> list[tuple[Prompt, Order]]:
         first = index * self._recipe.shard_size
         numbers = range(first, first + self._recipe.shard_size)
         if self._given:
@@ -214,7 +219,7 @@ class CorpusWriter:
         )
         return text
 
-    def _own_messages(self, numbers: Sequence[int], advanced: Callable[[int], None]) -> dict[int, str]:
+    def _own_messages(self, numbers: Sequence[int], advanced: Advanced) -> dict[int, str]:
         """User messages that the target itself writes (as in Magpie, Xu et al. 2024)."""
         if not numbers:
             return {}
@@ -223,7 +228,7 @@ class CorpusWriter:
         orders = [Order(2 * number + 1, ids, 0.9, _MAX_OWN_TOKENS) for number in numbers]
         return {
             written.order.index // 2: self._decoded(written.token_ids).strip()
-            for written in self._writer.write(orders, advanced)
+            for written in self._writer.write(orders, lambda tokens, share: advanced(tokens, 0.0))
         }
 
     def _decoded(self, token_ids: Sequence[int]) -> str:

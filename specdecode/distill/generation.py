@@ -20,6 +20,9 @@ _PREFILL_TOKENS = 1024
 _CACHE_ROWS = 8
 """Rows of logits handled at once: passes over them stay in a CPU's cache."""
 
+Advanced = Callable[[int, float], None]
+"""Told how many tokens a step wrote, and about what share of everything is done."""
+
 
 @dataclass(frozen=True)
 class Order:
@@ -87,16 +90,17 @@ class Writer:
         lm.model.module.get_output_embeddings().register_forward_pre_hook(self._note)
 
     def write(
-        self, orders: Sequence[Order], advanced: Callable[[int], None] = lambda tokens: None
+        self, orders: Sequence[Order], advanced: Advanced = lambda tokens, share: None
     ) -> Iterator[Written]:
-        """Answers in the order in which they end; `advanced` hears of tokens written."""
+        """Answers in the order in which they end; `advanced` hears of each step."""
         waiting = list(reversed(orders))
         running: list[_Running] = []
         try:
             while waiting or running:
                 self._admit(waiting, running)
                 self._step(running)
-                advanced(len(running))
+                ahead = sum(1 - len(text.token_ids) / text.order.max_tokens for text in running)
+                advanced(len(running), 1 - (len(waiting) + ahead) / len(orders))
                 ended = [text for text in running if self._has_ended(text)]
                 running[:] = [text for text in running if not self._has_ended(text)]
                 for text in ended:

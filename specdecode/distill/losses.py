@@ -14,25 +14,16 @@ the draft's, a softmax over exactly these ids. All are sums over a row:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from specdecode.distill.options import Loss
+
 _LK_RATE = 3.0
 _CHUNK_ELEMENTS = 1 << 20
 """Entries of a [rows, K] float32 matrix handled at once: 4 MB."""
-
-
-class Loss(StrEnum):
-    """Which loss."""
-
-    LK = "lk"
-    KL = "kl"
-    REVERSE_KL = "reverse-kl"
-    TV = "tv"
-    CE = "ce"
 
 
 @dataclass(frozen=True)
@@ -86,11 +77,18 @@ def loss_and_gradient(
     elif loss is Loss.CE:
         value, gradient = _ce(log_q, q, columns)
     else:
-        weight = torch.exp(-_LK_RATE * alpha)
-        (kl, by_kl), (tv, by_tv) = _kl(log_p, p, log_q, q), _tv(p, q, alpha)
-        value = weight * kl + (1 - weight) * tv
-        gradient = by_kl.mul_(weight[:, None]).add_(by_tv.mul_(1 - weight[:, None]))
+        value, gradient = _lk(log_p, p, log_q, q, alpha)
     return value, gradient, alpha
+
+
+def _lk(log_p: Tensor, p: Tensor, log_q: Tensor, q: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor]:
+    weight = torch.exp(-_LK_RATE * alpha)
+    short = torch.where(q < p, q, 0.0)
+    scale = weight * p.sum(dim=1) + (1 - weight) * short.sum(dim=1)
+    kl = (p * (log_p - log_q)).sum(dim=1)
+    # λ·(q·Σp − p) + (1 − λ)·(q·Σshort − short) in few passes: this runs over [R, K] at every step.
+    gradient = short.lerp_(p, weight[:, None]).neg_().addcmul_(q, scale[:, None])
+    return weight * kl + (1 - weight) * (1 - alpha), gradient
 
 
 def _kl(log_p: Tensor, p: Tensor, log_q: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ def read_prompts(path: Path, option: str) -> list[Prompt]:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidArgumentError.of(option, f"{path} can't be read: {error}") from error
-    prompts = list(_prompts(lines))
+    prompts = _some_held_out(list(_prompts(lines)))
     if not prompts:
         raise InvalidArgumentError.of(
             option,
@@ -53,12 +54,18 @@ def _prompt(found: Mapping[str, Any], temperature: float) -> Prompt | None:
         temperature = float(given)
     messages, text = _messages(found.get("messages")), found.get("prompt")
     if messages:
-        held_out = zlib.crc32(repr(messages).encode()) % HELD_OUT_SHARE == 0
-        return Prompt(PromptKind.LOGGED, temperature, held_out, messages=messages)
+        return Prompt(PromptKind.LOGGED, temperature, held_out=False, messages=messages)
     if isinstance(text, str) and text.strip():
-        held_out = zlib.crc32(text.encode()) % HELD_OUT_SHARE == 0
-        return Prompt(PromptKind.LOGGED, temperature, held_out, text=text)
+        return Prompt(PromptKind.LOGGED, temperature, held_out=False, text=text)
     return None
+
+
+def _some_held_out(prompts: Sequence[Prompt]) -> list[Prompt]:
+    """The prompts, one in `HELD_OUT_SHARE` different ones held out; equal ones stay together."""
+    keys = [repr((prompt.messages, prompt.text)) for prompt in prompts]
+    ranked = sorted(set(keys), key=lambda key: (zlib.crc32(key.encode()), key))
+    chosen = set(ranked[: -(-len(ranked) // HELD_OUT_SHARE)])
+    return [replace(prompt, held_out=key in chosen) for prompt, key in zip(prompts, keys, strict=True)]
 
 
 def _messages(found: Any) -> tuple[tuple[str, str], ...]:

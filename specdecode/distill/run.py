@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,10 +16,10 @@ from specdecode.distill.artifact import RECIPE_NAME, write_draft
 from specdecode.distill.corpus import CorpusRecipe, CorpusWriter, Text, load_shard, shard_path
 from specdecode.distill.evaluation import self_fed_alpha, tallies
 from specdecode.distill.generation import Writer
-from specdecode.distill.prompts import Prompt
+from specdecode.distill.options import DistillOptions, TrainingOptions
 from specdecode.distill.report import write_card, write_curves
 from specdecode.distill.student import Student, build_student, frequent_ids, load_target
-from specdecode.distill.training import Trainer, TrainingOptions, shards_of_epoch
+from specdecode.distill.training import Trainer, shards_of_epoch
 from specdecode.errors import FailedPreconditionError, InvalidArgumentError
 from specdecode.lm.model import load_model
 from specdecode.lm.runner import PagedLM
@@ -27,7 +27,6 @@ from specdecode.tokenizer import eos_token_ids, load_tokenizer
 
 CHECKPOINT_NAME = "checkpoint.safetensors"
 PLAN_NAME = "plan.json"
-WORK_NAME = "work"
 _GENERATION_SHARE = 0.4
 _REPORT_SHARE = 0.05
 _CHECKPOINT_SECONDS = 120.0
@@ -41,41 +40,6 @@ class Shown(Protocol):
     """Where a run says how far it is."""
 
     def __call__(self, stage: str, done: float, total: float, note: str) -> None: ...
-
-
-@dataclass(frozen=True)
-class DistillOptions:
-    """What `specdecode distill` is asked for.
-
-    Attributes:
-        layers: which layers of the target the student starts from.
-        vocabulary: ids that it may draft; None: all.
-        minutes: for everything together; decides how many shards and steps there are where none are given.
-        num_shards: of the corpus.
-    """
-
-    target: Path
-    out: Path
-    layers: tuple[int, ...]
-    vocabulary: int | None = 8192
-    fresh: bool = False
-    train_head: bool = True
-    minutes: float = 60.0
-    num_shards: int | None = None
-    shard_size: int = 256
-    max_tokens: int = 224
-    batch_size: int = 64
-    prompts: tuple[Prompt, ...] = ()
-    prompts_source: str = "written"
-    training: TrainingOptions = field(default_factory=TrainingOptions)
-    steps_given: bool = False
-    device: str = "cpu"
-    command: str = "specdecode distill"
-
-    @property
-    def work(self) -> Path:
-        """Where texts and checkpoints lie, which nobody needs after the run."""
-        return self.out / WORK_NAME
 
 
 @dataclass(frozen=True)
@@ -126,6 +90,11 @@ def distill(options: DistillOptions, shown: Shown) -> dict[str, Any]:
     options.work.mkdir(parents=True, exist_ok=True)
     plan = _corpus(options, recipe, shown)
     shards = Shards(_shards(options), recipe, plan.num_shards)
+    held_out = [text.held_out for text in shards.first(plan.num_shards)]
+    if len(set(held_out)) < 2:
+        raise InvalidArgumentError.of(
+            "--data", f"{len(held_out)} usable prompts are too few: some have to be held out of training"
+        )
     student = _student(options, shards.of_epoch(0))
     trainer = _trained(options, plan, student, shards, recipe, began, shown)
     return _reported(options, trainer, recipe, shards, shown)
@@ -153,7 +122,13 @@ def _checked(options: DistillOptions) -> CorpusRecipe:
         raise InvalidArgumentError.of(
             "--layers", f"{','.join(map(str, options.layers))}: the target has layers 0 to {number - 1}"
         )
+    longest = int(config.get("max_position_embeddings", 0)) - options.max_tokens
+    if longest < 1:
+        raise InvalidArgumentError.of(
+            "--target", f"its context has no room for a prompt and {options.max_tokens} tokens of an answer"
+        )
     return CorpusRecipe(
+        max_prompt_tokens=min(CorpusRecipe.max_prompt_tokens, longest),
         target_sha256=sha256(weights[0]) if len(weights) == 1 else " ".join(sha256(path) for path in weights),
         seed=options.training.seed,
         shard_size=options.shard_size,
@@ -174,31 +149,32 @@ def _config(path: Path) -> dict[str, Any]:
 
 
 def _corpus(options: DistillOptions, recipe: CorpusRecipe, shown: Shown) -> Plan:
-    """The shards, written where they are missing."""
+    """The shards, written where they are missing: as many as were asked for, or planned, or fit the time."""
     kept = _read_plan(options)
-    wanted = kept.num_shards if kept else options.num_shards
+    wanted = options.num_shards or (kept.num_shards if kept else None)
     if options.prompts:
-        wanted = wanted or -(-len(options.prompts) // options.shard_size)
+        most = -(-len(options.prompts) // options.shard_size)
+        wanted = min(wanted or most, most)
     if wanted and all(shard_path(_shards(options), i).is_file() for i in range(wanted)):
-        return kept or _write_plan(options, Plan(wanted))
+        return _write_plan(options, replace(kept or Plan(wanted), num_shards=wanted))
     budget = 60 * options.minutes * _GENERATION_SHARE
-    writer = _writer(options, recipe)
-    began, index, written = time.monotonic(), 0, 0
+    writer, began, index = _writer(options, recipe), time.monotonic(), 0
+    written = 0
 
-    def advanced(tokens: int) -> None:
+    def advanced(tokens: int, share: float) -> None:
         nonlocal written
         written += tokens
         seconds = time.monotonic() - began
         note = f"shard {index + 1}, {written} tokens, {written / max(seconds, 1e-3):.0f}/s"
         if wanted:
-            share = written / (recipe.shard_size * recipe.max_tokens)
-            shown("texts", min(max(index, share), wanted), wanted, note)
+            shown("texts", index + share, wanted, note)
         else:
             shown("texts", min(seconds, budget), budget, note)
 
     while index < wanted if wanted else index == 0 or time.monotonic() - began < budget:
         writer.shard(index, advanced)
         index += 1
+    shown("texts", 1, 1, f"{index} shards")
     return _write_plan(options, Plan(index))
 
 
@@ -243,13 +219,7 @@ def _trained(
     shown: Shown,
 ) -> Trainer:
     def train(epoch: int) -> list[Text]:
-        texts = shards.of_epoch(epoch)
-        kept = [text for text in texts if not text.held_out]
-        if not kept or len(kept) == len(texts):
-            raise InvalidArgumentError.of(
-                "--data", f"{len(texts)} prompts are too few: some have to be held out of training"
-            )
-        return kept
+        return [text for text in shards.of_epoch(epoch) if not text.held_out]
 
     steps = options.training.steps if options.steps_given else plan.steps
     device = torch.device(options.device)

@@ -18,38 +18,17 @@ from torch import Tensor, nn
 
 from specdecode.distill.batches import batch_of, epoch_of
 from specdecode.distill.corpus import Text
-from specdecode.distill.losses import Loss, Measured, head_loss
+from specdecode.distill.losses import Measured, head_loss
+from specdecode.distill.options import Optimiser, TrainingOptions
 from specdecode.distill.student import Student
 from specdecode.errors import FailedPreconditionError, NumericalError
 
 _MAX_GRADIENT_NORM = 1.0
 _CURVE_STEPS = 20
-_GROWING_EPOCHS = 4
+_GROWING_EPOCHS = 3
 _FALLING_SHARE = 0.4
 _OPTIMISER_SHARE = 1.15
 """What a whole step takes, in times of its loss and gradients."""
-
-
-@dataclass(frozen=True)
-class TrainingOptions:
-    """What decides a run, besides student and texts.
-
-    Attributes:
-        steps: of the optimiser. The learning rate rises over `warmup_steps`, stays, and falls as a cosine to
-            a twentieth over the last two fifths (Hägele et al. 2024): until then a run can be made longer.
-        num_positions: padded positions in a batch.
-        dtype: of products; weights and sums are float32.
-    """
-
-    loss: Loss = Loss.LK
-    steps: int = 1000
-    learning_rate: float = 2e-3
-    warmup_steps: int = 40
-    num_positions: int = 1024
-    weight_decay: float = 0.01
-    optimiser: str = "adamw"
-    seed: int = 0
-    dtype: str = "bfloat16"
 
 
 @dataclass
@@ -81,8 +60,8 @@ def learning_rate(options: TrainingOptions, step: int) -> float:
 
 
 def shards_of_epoch(epoch: int, num_shards: int) -> int:
-    """How many of the shards a pass is over: a quarter in the first, half in the second, and so on, so that
-    training can begin while the later ones are written.
+    """How many of the shards a pass is over: a third in the first, two thirds in the second, then all, so
+    that training can begin while the later ones are written.
     """
     return min(num_shards, -(-num_shards * (epoch + 1) // _GROWING_EPOCHS))
 
@@ -261,9 +240,13 @@ def _optimisers(named: dict[str, nn.Parameter], options: TrainingOptions) -> lis
     decay, rate = options.weight_decay, options.learning_rate
     matrices = [value for name, value in named.items() if value.ndim == 2 and name != "lm_head.rows"]
     others = [value for name, value in named.items() if value.ndim != 2 or name == "lm_head.rows"]
-    if options.optimiser != "muon":
-        return [torch.optim.AdamW([*matrices, *others], lr=rate, betas=(0.9, 0.95), weight_decay=decay)]
+    if options.optimiser is not Optimiser.MUON:
+        return [_adamw([*matrices, *others], rate, decay)]
     return [
         torch.optim.Muon(matrices, lr=rate, weight_decay=decay, adjust_lr_fn="match_rms_adamw"),
-        torch.optim.AdamW(others, lr=rate, betas=(0.9, 0.95), weight_decay=decay),
+        _adamw(others, rate, decay),
     ]
+
+
+def _adamw(parameters: list[nn.Parameter], rate: float, decay: float) -> torch.optim.AdamW:
+    return torch.optim.AdamW(parameters, lr=rate, betas=(0.9, 0.95), weight_decay=decay, fused=True)

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from specdecode.distill.losses import Loss, Teacher, head_loss, loss_and_gradient
+from specdecode.distill.losses import Teacher, head_loss, loss_and_gradient
+from specdecode.distill.options import Loss
 
 
 def direct(loss: Loss, logits: Tensor, p: Tensor, columns: Tensor) -> Tensor:

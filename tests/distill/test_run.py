@@ -14,9 +14,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from specdecode.distill import run
 from specdecode.distill.artifact import assembled, vocabulary_of, write_delta
+from specdecode.distill.options import DistillOptions, TrainingOptions
 from specdecode.distill.prompts import Prompt, PromptKind
-from specdecode.distill.run import CHECKPOINT_NAME, DistillOptions, distill
-from specdecode.distill.training import Trainer, TrainingOptions
+from specdecode.distill.run import CHECKPOINT_NAME, distill
+from specdecode.distill.training import Trainer
 from specdecode.errors import FailedPreconditionError, InvalidArgumentError, NumericalError
 
 VOCABULARY = 90
@@ -27,9 +28,7 @@ def silent(stage: str, done: float, total: float, note: str) -> None:
 
 
 def options(target: Path, out: Path, steps: int = 12, **changes: Any) -> DistillOptions:
-    training = TrainingOptions(
-        steps=steps, warmup_steps=2, num_positions=900, dtype="float32", optimiser="adamw", seed=5
-    )
+    training = TrainingOptions(steps=steps, warmup_steps=2, num_positions=900, dtype="float32", seed=5)
     return replace(
         DistillOptions(
             target=target,
