@@ -149,7 +149,7 @@ def self_fed_alpha(
 
     Position i is weighted by how likely those before it were accepted, as in an engine's own estimates.
     """
-    generator = torch.Generator().manual_seed(seed)
+    generator, device = torch.Generator().manual_seed(seed), student.head.device
     student.module.eval()
     sums = torch.zeros(2, num_draft_tokens)
     for text in texts:
@@ -157,13 +157,14 @@ def self_fed_alpha(
         ids = list(text.token_ids[:start])
         drafts = []
         for _ in range(num_draft_tokens):
-            states = student.hidden(torch.tensor([ids]), torch.float32)[0, -1:]
-            q = torch.softmax(states @ student.head.T / temperature, dim=1)
-            column = int(torch.multinomial(q[0], 1, generator=generator))
-            drafts.append((q[0], column))
+            states = student.hidden(torch.tensor([ids], device=device), torch.float32)[0, -1:]
+            q = torch.softmax(states @ student.head.T / temperature, dim=1)[0].cpu()
+            column = int(torch.multinomial(q, 1, generator=generator))
+            drafts.append((q, column))
             ids.append(int(student.vocabulary[column]))
-        scores = target(torch.tensor([ids]), logits_to_keep=num_draft_tokens + 1).logits[0, :-1].float()
-        p = torch.softmax(scores / temperature, dim=1)[:, student.vocabulary]
+        read = torch.tensor([ids], device=device)
+        scores = target(read, logits_to_keep=num_draft_tokens + 1).logits[0, :-1].float()
+        p = torch.softmax(scores / temperature, dim=1)[:, student.vocabulary].cpu()
         weight = 1.0
         for position, (q_row, column) in enumerate(drafts):
             alpha = torch.minimum(p[position], q_row).sum()

@@ -18,7 +18,7 @@ from specdecode.distill.evaluation import self_fed_alpha, tallies
 from specdecode.distill.generation import Writer
 from specdecode.distill.options import DistillOptions, TrainingOptions
 from specdecode.distill.report import write_card, write_curves
-from specdecode.distill.student import Student, build_student, frequent_ids, load_target
+from specdecode.distill.student import Student, build_student, frequent_ids, load_target, require_plain_head
 from specdecode.distill.training import Trainer, shards_of_epoch
 from specdecode.errors import FailedPreconditionError, InvalidArgumentError
 from specdecode.lm.model import load_model
@@ -203,6 +203,7 @@ def _student(options: DistillOptions, texts: Sequence[Text]) -> Student:
         tokenizer = load_tokenizer(options.target)
         always = [*eos_token_ids(options.target, tokenizer), *sorted(tokenizer.all_special_ids)]
         ids = frequent_ids((text.answer for text in texts), options.vocabulary, always, vocab_size)
+    require_plain_head(target, texts[0].hidden, texts[0].log_normaliser)
     student = build_student(
         target, options.layers, ids, options.fresh, options.train_head, options.training.seed
     )

@@ -14,6 +14,9 @@ from torch import Tensor, nn
 from specdecode.checkpoints import keep_only
 from specdecode.errors import FailedPreconditionError, InvalidArgumentError
 
+_MAX_NORMALISER_ERROR = 0.2
+"""Far above what bfloat16 does to log Σ exp, far below what capping or scaling does."""
+
 
 @dataclass
 class Student:
@@ -106,6 +109,7 @@ def build_student(
     """A student made of the target, which is changed: its layers are left out, its weights become float32.
 
     Args:
+        target: one whose logits are the product of its last hidden state and `lm_head` alone.
         layers: which of the target's layers it starts from; how many, where `fresh`.
         fresh: the layers start from random weights.
         train_head: whether the head's rows are trained; else they stay the target's.
@@ -128,6 +132,32 @@ def build_student(
     return Student(module.train(), head, vocabulary, teacher_head)
 
 
+def require_plain_head(
+    target: Any,
+    hidden: Tensor,  # [R, d]
+    log_normaliser: Tensor,  # [R]
+) -> None:
+    """Refuses a target whose logits are more than a product of hidden state and head, for what was noted while
+    it wrote: capped or scaled logits, a bias.
+
+    Raises:
+        FailedPreconditionError: they are.
+    """
+    head = getattr(target, "lm_head", None)
+    if not isinstance(head, nn.Linear) or head is not target.get_output_embeddings():
+        raise FailedPreconditionError(
+            f"--target: {type(target).__name__} has no lm_head that is a linear layer"
+        )
+    found = torch.logsumexp((hidden @ head.weight.detach().cpu().T).float(), dim=1)
+    if not torch.allclose(found, log_normaliser, rtol=0.0, atol=_MAX_NORMALISER_ERROR):
+        raise FailedPreconditionError(
+            f"--target: the logits of {type(target).__name__} are not its hidden state times its head "
+            "(capped, scaled, or with a bias); drafts of such models can't be trained"
+        )
+
+
 def _layers(module: Any) -> nn.ModuleList:
-    found: nn.ModuleList = module.base_model.layers
-    return found
+    """Where `keep_only` found the layers."""
+    number = module.config.num_hidden_layers
+    lists = (part for part in module.modules() if isinstance(part, nn.ModuleList) and len(part) == number)
+    return next(lists)

@@ -25,7 +25,7 @@ from specdecode.errors import FailedPreconditionError, NumericalError
 
 _MAX_GRADIENT_NORM = 1.0
 _CURVE_STEPS = 20
-_GROWING_EPOCHS = 3
+_MORE_SHARDS = 2
 _FALLING_SHARE = 0.4
 _OPTIMISER_SHARE = 1.15
 """What a whole step takes, in times of its loss and gradients."""
@@ -60,10 +60,10 @@ def learning_rate(options: TrainingOptions, step: int) -> float:
 
 
 def shards_of_epoch(epoch: int, num_shards: int) -> int:
-    """How many of the shards a pass is over: a third in the first, two thirds in the second, then all, so
-    that training can begin while the later ones are written.
+    """How many of the shards a pass is over: each takes some more in, so that training can begin while the
+    later ones are written, and a run can be given more of them.
     """
-    return min(num_shards, -(-num_shards * (epoch + 1) // _GROWING_EPOCHS))
+    return min(num_shards, _MORE_SHARDS * (epoch + 1))
 
 
 class Trainer:

@@ -17,8 +17,10 @@ from specdecode.distill.artifact import assembled, vocabulary_of, write_delta
 from specdecode.distill.options import DistillOptions, TrainingOptions
 from specdecode.distill.prompts import Prompt, PromptKind
 from specdecode.distill.run import CHECKPOINT_NAME, distill
+from specdecode.distill.student import build_student, require_plain_head
 from specdecode.distill.training import Trainer
 from specdecode.errors import FailedPreconditionError, InvalidArgumentError, NumericalError
+from tests.lm import tiny
 
 VOCABULARY = 90
 
@@ -192,3 +194,28 @@ def test_what_cannot_be_done_is_refused(
 def test_a_target_that_cannot_be_loaded_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FailedPreconditionError, match="--target"):
         distill(options(tmp_path, tmp_path / "out"), silent)
+
+
+def test_a_target_with_capped_logits_is_refused(tmp_path: Path) -> None:
+    config = tiny.CONFIGS["llama"]()
+    target = AutoModelForCausalLM.from_config(config)
+    hidden = torch.randn(5, config.hidden_size)
+    logits = hidden @ target.lm_head.weight.T
+    require_plain_head(target, hidden, logits.logsumexp(1))
+    with pytest.raises(FailedPreconditionError, match=r"--target.*capped"):
+        require_plain_head(target, hidden, (5 * torch.tanh(logits / 5)).logsumexp(1))
+
+
+@pytest.mark.parametrize("name", ["qwen3", "gptneox"])
+def test_a_student_of_fresh_layers_starts_from_other_weights(name: str) -> None:
+    """Also of architectures that name their parts differently."""
+    target = AutoModelForCausalLM.from_config(tiny.CONFIGS[name]())
+    before = {key: value.clone() for key, value in target.state_dict().items()}
+    student = build_student(target, (1,), torch.arange(50), fresh=True, train_head=False, seed=3)
+    trained = student.parameters()
+    assert "lm_head.rows" not in trained
+    matrices = [key for key, value in trained.items() if value.ndim == 2]
+    assert matrices
+    assert all(".0." in key for key in matrices)
+    assert not any(torch.equal(trained[key], before[key.replace(".0.", ".1.")]) for key in matrices)
+    assert student.hidden(torch.zeros(1, 3, dtype=torch.int64), torch.float32).shape == (1, 3, 64)
