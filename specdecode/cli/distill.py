@@ -41,6 +41,10 @@ def _above_zero() -> Any:
     return checked(float, lambda value: 0 < value < float("inf"), "above 0")
 
 
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(checked(int, lambda value: value >= 1, "1 or more")(part) for part in text.split(","))
+
+
 def _layers(text: str) -> tuple[int, ...]:
     """A number of layers, which stands for the first ones, or their indices with commas between."""
     try:
@@ -83,8 +87,12 @@ def distill(
         float, typer.Option(help="For everything together", parser=_above_zero(), metavar="NUMBER")
     ] = DistillOptions.minutes,
     shards: Annotated[
-        int | None,
-        typer.Option(help="Shards of text, instead of what fits", parser=_whole(1), metavar="INTEGER"),
+        Any,
+        typer.Option(
+            help="Shards of text, instead of what fits; 2,4,6: in the first pass, the second, and all others",
+            parser=_numbers,
+            metavar="NUMBERS",
+        ),
     ] = None,
     steps: Annotated[
         int | None,
@@ -154,7 +162,7 @@ def distill(
         fresh=fresh,
         train_head=not frozen_head,
         minutes=minutes,
-        num_shards=shards,
+        shards=shards,
         prompts=prompts,
         prompts_source=source,
         training=training,

@@ -58,7 +58,8 @@ class DistillOptions:
         layers: which layers of the target the student starts from.
         vocabulary: ids that it may draft; None: all.
         minutes: for everything together; decides how many shards and steps there are where none are given.
-        num_shards: of the corpus.
+        shards: of the corpus that each pass is over, the last number for all later passes: training can
+            begin while later shards are written, and be given more of them.
     """
 
     target: Path
@@ -68,7 +69,7 @@ class DistillOptions:
     fresh: bool = False
     train_head: bool = True
     minutes: float = 60.0
-    num_shards: int | None = None
+    shards: tuple[int, ...] | None = None
     shard_size: int = 256
     max_tokens: int = 224
     batch_size: int = 64

@@ -65,8 +65,9 @@ def card(recorded: Mapping[str, Any]) -> str:
         "",
         f"- {corpus['texts']:,} answers of the target, {corpus['answer_tokens']:,} tokens, to prompts "
         f"({corpus['prompts']}); seed {corpus['seed']}. About one in sixteen was held out.",
-        f"- At each token the target's whole distribution, from its final hidden state; {corpus['shards']} "
-        "shards.",
+        "- At each token the target's whole distribution, from its final hidden state.",
+        f"- Passes over {', '.join(map(str, corpus['shards_by_pass']))} shards of "
+        f"{corpus['shard_size']} texts.",
         "",
         "## Training",
         "",

@@ -19,7 +19,7 @@ from specdecode.distill.generation import Writer
 from specdecode.distill.options import DistillOptions, TrainingOptions
 from specdecode.distill.report import write_card, write_curves
 from specdecode.distill.student import Student, build_student, frequent_ids, load_target, require_plain_head
-from specdecode.distill.training import Trainer, shards_of_epoch
+from specdecode.distill.training import Trainer
 from specdecode.errors import FailedPreconditionError, InvalidArgumentError
 from specdecode.lm.model import load_model
 from specdecode.lm.runner import PagedLM
@@ -50,15 +50,15 @@ class Plan:
         steps: None until the corpus is there and a step was timed.
     """
 
-    num_shards: int
+    shards: tuple[int, ...]
     steps: int | None = None
 
 
 class Shards:
     """The texts of a corpus, read when they are first asked for."""
 
-    def __init__(self, directory: Path, recipe: CorpusRecipe, num_shards: int) -> None:
-        self.num_shards = num_shards
+    def __init__(self, directory: Path, recipe: CorpusRecipe, by_epoch: Sequence[int]) -> None:
+        self.by_epoch = by_epoch
         self._directory, self._recipe = directory, recipe
         self._read: list[Text] = []
         self._num_read = 0
@@ -66,7 +66,11 @@ class Shards:
 
     def of_epoch(self, epoch: int) -> list[Text]:
         """All texts of an epoch's shards, held out or not."""
-        return self.first(shards_of_epoch(epoch, self.num_shards))
+        return self.first(self.by_epoch[min(epoch, len(self.by_epoch) - 1)])
+
+    def all(self) -> list[Text]:
+        """The whole corpus."""
+        return self.first(max(self.by_epoch))
 
     def first(self, number: int) -> list[Text]:
         """All texts of the first shards."""
@@ -89,8 +93,8 @@ def distill(options: DistillOptions, shown: Shown) -> dict[str, Any]:
     recipe = _checked(options)
     options.work.mkdir(parents=True, exist_ok=True)
     plan = _corpus(options, recipe, shown)
-    shards = Shards(_shards(options), recipe, plan.num_shards)
-    held_out = [text.held_out for text in shards.first(plan.num_shards)]
+    shards = Shards(_shards(options), recipe, plan.shards)
+    held_out = [text.held_out for text in shards.all()]
     if len(set(held_out)) < 2:
         raise InvalidArgumentError.of(
             "--data", f"{len(held_out)} usable prompts are too few: some have to be held out of training"
@@ -151,13 +155,14 @@ def _config(path: Path) -> dict[str, Any]:
 def _corpus(options: DistillOptions, recipe: CorpusRecipe, shown: Shown) -> Plan:
     """The shards, written where they are missing: as many as were asked for, or planned, or fit the time."""
     kept = _read_plan(options)
-    wanted = options.num_shards or (kept.num_shards if kept else None)
+    shards = options.shards or (kept.shards if kept else None)
     if options.prompts:
         most = -(-len(options.prompts) // options.shard_size)
-        wanted = min(wanted or most, most)
-    if wanted and all(shard_path(_shards(options), i).is_file() for i in range(wanted)):
-        return _write_plan(options, replace(kept or Plan(wanted), num_shards=wanted))
+        shards = tuple(min(number, most) for number in shards or (most,))
+    wanted = max(shards) if shards else None
     budget = 60 * options.minutes * _GENERATION_SHARE
+    if wanted and all(shard_path(_shards(options), i).is_file() for i in range(wanted)):
+        return _write_plan(options, Plan(shards or (wanted,), kept.steps if kept else None))
     writer, began, index = _writer(options, recipe), time.monotonic(), 0
     written = 0
 
@@ -175,7 +180,8 @@ def _corpus(options: DistillOptions, recipe: CorpusRecipe, shown: Shown) -> Plan
         writer.shard(index, advanced)
         index += 1
     shown("texts", 1, 1, f"{index} shards")
-    return _write_plan(options, Plan(index))
+    plan = Plan(shards or (index,), kept.steps if kept else None)
+    return _write_plan(options, plan)
 
 
 def _writer(options: DistillOptions, recipe: CorpusRecipe) -> CorpusWriter:
@@ -259,7 +265,7 @@ def _identity(options: DistillOptions, training: TrainingOptions, recipe: Corpus
 def _reported(
     options: DistillOptions, trainer: Trainer, recipe: CorpusRecipe, shards: Shards, shown: Shown
 ) -> dict[str, Any]:
-    texts = shards.first(shards.num_shards)
+    texts = shards.all()
     held_out = [text for text in texts if text.held_out][:_REPORT_TEXTS]
     target = load_target(options.target).to(options.device)
     student, dtype = trainer.student, getattr(torch, options.training.dtype)
@@ -290,7 +296,7 @@ def _reported(
 def _recorded(
     options: DistillOptions, trainer: Trainer, recipe: CorpusRecipe, shards: Shards
 ) -> dict[str, Any]:
-    texts = shards.first(shards.num_shards)
+    texts = shards.all()
     return {
         "format": 1,
         "command": options.command,
@@ -305,7 +311,7 @@ def _recorded(
         "corpus": asdict(recipe)
         | {
             "prompts": options.prompts_source,
-            "shards": shards.num_shards,
+            "shards_by_pass": list(shards.by_epoch),
             "texts": len(texts),
             "answer_tokens": sum(len(text.answer) for text in texts),
         },
@@ -316,7 +322,10 @@ def _recorded(
 
 def _read_plan(options: DistillOptions) -> Plan | None:
     path = options.work / PLAN_NAME
-    return Plan(**json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else None
+    if not path.is_file():
+        return None
+    found = json.loads(path.read_text(encoding="utf-8"))
+    return Plan(tuple(found["shards"]), found["steps"])
 
 
 def _write_plan(options: DistillOptions, plan: Plan) -> Plan:

@@ -137,8 +137,8 @@ def require_plain_head(
     hidden: Tensor,  # [R, d]
     log_normaliser: Tensor,  # [R]
 ) -> None:
-    """Refuses a target whose logits are more than a product of hidden state and head, for what was noted while
-    it wrote: capped or scaled logits, a bias.
+    """Refuses a target whose logits are more than a product of hidden state and head (capped, scaled, with a
+    bias), by what was noted while it wrote.
 
     Raises:
         FailedPreconditionError: they are.

@@ -25,7 +25,6 @@ from specdecode.errors import FailedPreconditionError, NumericalError
 
 _MAX_GRADIENT_NORM = 1.0
 _CURVE_STEPS = 20
-_MORE_SHARDS = 2
 _FALLING_SHARE = 0.4
 _OPTIMISER_SHARE = 1.15
 """What a whole step takes, in times of its loss and gradients."""
@@ -57,13 +56,6 @@ def learning_rate(options: TrainingOptions, step: int) -> float:
     begin = fall_begins(options.steps)
     share = min(1.0, max(0, step - begin) / max(options.steps - begin, 1))
     return options.learning_rate * warmed * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * share)))
-
-
-def shards_of_epoch(epoch: int, num_shards: int) -> int:
-    """How many of the shards a pass is over: each takes some more in, so that training can begin while the
-    later ones are written, and a run can be given more of them.
-    """
-    return min(num_shards, _MORE_SHARDS * (epoch + 1))
 
 
 class Trainer:

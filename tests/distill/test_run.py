@@ -37,7 +37,7 @@ def options(target: Path, out: Path, steps: int = 12, **changes: Any) -> Distill
             out=out,
             layers=(0,),
             vocabulary=VOCABULARY,
-            num_shards=3,
+            shards=(1, 3),
             shard_size=16,
             max_tokens=20,
             batch_size=8,
@@ -181,7 +181,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_checkpoint(
     [
         ({"vocabulary": 10_000}, "--vocabulary: 10000 must be from 1 to"),
         ({"layers": (0, 2)}, "--layers: 0,2: the target has layers 0 to 1"),
-        ({"prompts": (Prompt(PromptKind.LOGGED, 0.0, False, text="one"),), "num_shards": None}, "--data"),
+        ({"prompts": (Prompt(PromptKind.LOGGED, 0.0, False, text="one"),), "shards": None}, "--data"),
     ],
 )
 def test_what_cannot_be_done_is_refused(
