@@ -67,11 +67,14 @@ def write_draft(
             if (target_dir / name).is_file():
                 shutil.copyfile(target_dir / name, out_dir / name)
         if reduced:
-            _write_json(
-                out_dir / VOCABULARY_NAME, {"format": _FORMAT, "token_ids": student.vocabulary.tolist()}
-            )
+            write_vocabulary(out_dir, student.vocabulary.tolist())
     except OSError as error:
         raise FailedPreconditionError(f"--out: {out_dir} can't be written: {error}") from error
+
+
+def write_vocabulary(directory: Path, token_ids: list[int]) -> None:
+    """Says which ids, ascending, a draft may propose."""
+    _write_json(directory / VOCABULARY_NAME, {"format": _FORMAT, "token_ids": token_ids})
 
 
 def vocabulary_of(directory: Path) -> list[int] | None:

@@ -12,14 +12,15 @@ from typing import Any, Protocol
 import torch
 
 from specdecode.checkpoints import sha256
-from specdecode.distill.artifact import RECIPE_NAME, write_draft
+from specdecode.distill.artifact import RECIPE_NAME, vocabulary_of, write_draft, write_vocabulary
 from specdecode.distill.corpus import CorpusRecipe, CorpusWriter, Text, load_shard, shard_path
 from specdecode.distill.evaluation import self_fed_alpha, tallies
 from specdecode.distill.generation import Writer
 from specdecode.distill.options import DistillOptions, TrainingOptions
 from specdecode.distill.report import write_card, write_curves
-from specdecode.distill.student import Student, build_student, frequent_ids, load_target, require_plain_head
+from specdecode.distill.student import Student, build_student, load_target, require_plain_head
 from specdecode.distill.training import Trainer
+from specdecode.distill.vocabulary import frequent_ids
 from specdecode.errors import FailedPreconditionError, InvalidArgumentError
 from specdecode.lm.model import load_model
 from specdecode.lm.runner import PagedLM
@@ -99,7 +100,7 @@ def distill(options: DistillOptions, shown: Shown) -> dict[str, Any]:
         raise InvalidArgumentError.of(
             "--data", f"{len(held_out)} usable prompts are too few: some have to be held out of training"
         )
-    student = _student(options, shards.of_epoch(0))
+    student = _student(options, shards.all())
     trainer = _trained(options, plan, student, shards, recipe, began, shown)
     return _reported(options, trainer, recipe, shards, shown)
 
@@ -202,18 +203,31 @@ def _writer(options: DistillOptions, recipe: CorpusRecipe) -> CorpusWriter:
 
 def _student(options: DistillOptions, texts: Sequence[Text]) -> Student:
     target = load_target(options.target)
-    vocab_size = target.get_output_embeddings().weight.shape[0]
-    if options.vocabulary is None:
-        ids = torch.arange(vocab_size)
-    else:
-        tokenizer = load_tokenizer(options.target)
-        always = [*eos_token_ids(options.target, tokenizer), *sorted(tokenizer.all_special_ids)]
-        ids = frequent_ids((text.answer for text in texts), options.vocabulary, always, vocab_size)
     require_plain_head(target, texts[0].hidden, texts[0].log_normaliser)
+    ids = _vocabulary(options, texts, target.get_output_embeddings().weight.detach())
     student = build_student(
         target, options.layers, ids, options.fresh, options.train_head, options.training.seed
     )
     return student.to(torch.device(options.device))
+
+
+def _vocabulary(
+    options: DistillOptions,
+    texts: Sequence[Text],
+    head: torch.Tensor,  # [V, d]
+) -> torch.Tensor:
+    """The ids that may be drafted, decided once: a run that is given more texts keeps to them."""
+    kept = vocabulary_of(options.work)
+    if kept is not None and len(kept) == options.vocabulary:
+        return torch.tensor(kept)
+    if options.vocabulary is None:
+        return torch.arange(len(head))
+    tokenizer = load_tokenizer(options.target)
+    always = [*eos_token_ids(options.target, tokenizer), *tokenizer.all_special_ids]
+    known = [text for text in texts if not text.held_out]
+    ids = frequent_ids(known, options.vocabulary, always, head)
+    write_vocabulary(options.work, ids.tolist())
+    return ids
 
 
 def _trained(

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from specdecode.checkpoints import keep_only
-from specdecode.errors import FailedPreconditionError, InvalidArgumentError
+from specdecode.errors import FailedPreconditionError
 
 _MAX_NORMALISER_ERROR = 0.2
 """Far above what bfloat16 does to log Σ exp, far below what capping or scaling does."""
@@ -61,26 +60,6 @@ class Student:
         """Which row stands for each id, K where none does: [n] int64."""
         found = torch.searchsorted(self.vocabulary, token_ids).clamp_(max=len(self.vocabulary) - 1)
         return torch.where(self.vocabulary[found] == token_ids, found, len(self.vocabulary))
-
-
-def frequent_ids(texts: Iterable[Sequence[int]], size: int, always: Iterable[int], vocab_size: int) -> Tensor:
-    """The `size` most frequent ids of the texts, and `always` among them: ascending, int64.
-
-    Raises:
-        InvalidArgumentError: `size` is beyond the vocabulary.
-    """
-    if not 1 <= size <= vocab_size:
-        raise InvalidArgumentError.of(
-            "--vocabulary", f"{size} must be from 1 to the {vocab_size} ids of the target's vocabulary"
-        )
-    counts = Counter[int]()
-    for text in texts:
-        counts.update(text)
-    first = [i for i in dict.fromkeys(always) if i < vocab_size]
-    # Ids that never occur come last, the lowest first: merges of a tokenizer are ordered by frequency.
-    ranked = sorted(range(vocab_size), key=lambda token_id: (-counts[token_id], token_id))
-    chosen = list(dict.fromkeys([*first, *ranked]))[:size]
-    return torch.tensor(sorted(chosen), dtype=torch.int64)
 
 
 def load_target(path: Path, dtype: torch.dtype | str = "auto") -> Any:

@@ -14,11 +14,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from specdecode.distill import run
 from specdecode.distill.artifact import assembled, vocabulary_of, write_delta
+from specdecode.distill.corpus import Text
 from specdecode.distill.options import DistillOptions, TrainingOptions
 from specdecode.distill.prompts import Prompt, PromptKind
 from specdecode.distill.run import CHECKPOINT_NAME, distill
 from specdecode.distill.student import build_student, require_plain_head
 from specdecode.distill.training import Trainer
+from specdecode.distill.vocabulary import expected_counts, frequent_ids
 from specdecode.errors import FailedPreconditionError, InvalidArgumentError, NumericalError
 from tests.lm import tiny
 
@@ -219,3 +221,19 @@ def test_a_student_of_fresh_layers_starts_from_other_weights(name: str) -> None:
     assert all(".0." in key for key in matrices)
     assert not any(torch.equal(trained[key], before[key.replace(".0.", ".1.")]) for key in matrices)
     assert student.hidden(torch.zeros(1, 3, dtype=torch.int64), torch.float32).shape == (1, 3, 64)
+
+
+def test_the_vocabulary_is_what_was_written_and_what_was_expected_to_be() -> None:
+    torch.manual_seed(6)
+    head, hidden = torch.randn(40, 8), torch.randn(5, 8)
+    answer = (7, 7, 7, 9, 11)
+    text = Text(PromptKind.CHAT, 0.0, False, (1, 2, *answer), 2, hidden, (hidden @ head.T).logsumexp(1))
+    expected = torch.softmax(hidden @ head.T, dim=1).sum(dim=0)
+    torch.testing.assert_close(expected_counts([text], head), expected)
+    counts = expected + torch.bincount(torch.tensor(answer), minlength=40)
+    ids = frequent_ids([text], 12, [30, 39], head)
+    assert ids.tolist() == sorted(set(ids.tolist()))
+    assert {30, 39, 7, 9, 11} <= set(ids.tolist())
+    rest = counts.clone()
+    rest[[30, 39]] = 0
+    assert set(ids.tolist()) == {30, 39, *rest.topk(10).indices.tolist()}
