@@ -48,10 +48,7 @@ def write_draft(
     head[student.vocabulary] = student.head.detach().to(head.device, dtype)
     module = student.module
     state = {name: value.detach().to(dtype) for name, value in module.state_dict().items() if name != HEAD}
-    config = module.config.to_dict() | {
-        "tie_word_embeddings": False,
-        "dtype": str(dtype).removeprefix("torch."),
-    }
+    config = _config(module, str(dtype).removeprefix("torch."))
     try:
         out_dir.mkdir(parents=True, exist_ok=True)
         save_file({name: value.cpu().contiguous() for name, value in (state | {HEAD: head}).items()},
@@ -64,6 +61,16 @@ def write_draft(
             write_vocabulary(out_dir, student.vocabulary.tolist())
     except (OSError, SafetensorError) as error:
         raise FailedPreconditionError(f"--out: {out_dir} can't be written: {error}") from error
+
+
+def _config(module: Any, dtype: str) -> dict[str, Any]:
+    """The configuration as transformers saves it; nothing of where the target lay."""
+    found: dict[str, Any] = module.config.to_diff_dict()
+    return {key: value for key, value in found.items() if not key.startswith("_")} | {
+        "architectures": [type(module).__name__],
+        "tie_word_embeddings": False,
+        "dtype": dtype,
+    }
 
 
 def write_vocabulary(directory: Path, token_ids: list[int]) -> None:

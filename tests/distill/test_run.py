@@ -63,6 +63,7 @@ def test_a_run_leaves_a_draft_that_transformers_loads(
     out, _ = done
     model = AutoModelForCausalLM.from_pretrained(out)
     assert len(model.model.layers) == 1
+    assert str(target) not in (out / "config.json").read_text()
     theirs = AutoModelForCausalLM.from_pretrained(target)
     rest = torch.ones(theirs.config.vocab_size, dtype=torch.bool)
     ids = vocabulary_of(out)
