@@ -138,7 +138,7 @@ async def start(settings: DraftSettings) -> Running:
     port = await server.start(settings.host, settings.port)
     on_main_thread(loop.run)
     ended = asyncio.wrap_future(loop.ended)
-    await server.set_serving()
+    server.set_serving()
     kinds = " and ".join(kind.value for kind in offer.drafters)
     logger.info("serving drafts by %s (model %s) on %s:%d", kinds, offer.info.name, settings.host, port)
     return Running(server, on_stopped=partial(asyncio.to_thread, loop.stop), watched=ended)
