@@ -19,6 +19,7 @@ from typing import Annotated, Any, NamedTuple, TypeVar, get_args, get_type_hints
 import typer
 from pydantic import TypeAdapter, ValidationError
 
+from specdecode.cli.file import ConfigFlag
 from specdecode.config import ROUTER_PORT, Address
 from specdecode.requests import (
     MAX_BIAS,
@@ -316,20 +317,32 @@ class OutputFlags:
     ] = False
 
 
-def bundled(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with every parameter that is a bundle replaced by the bundle's options."""
+def bundled(command: Callable[..., None], prefix: str = "SPECDECODE_") -> Callable[..., None]:
+    """The command with every parameter that is a bundle replaced by the bundle's options, and with --config.
+
+    Args:
+        prefix: of the variables of its options.
+    """
     parameters: list[inspect.Parameter] = []
     bundles: dict[str, type[Any]] = {}
     for parameter in inspect.signature(command, eval_str=True).parameters.values():
         annotation = parameter.annotation
         if isinstance(annotation, type) and dataclasses.is_dataclass(annotation):
             bundles[parameter.name] = annotation
-            parameters += _parameters_of(annotation)
+            parameters += _parameters_of(annotation, prefix)
         else:
             parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+    takes_config = any(parameter.name == "config" for parameter in parameters)
+    if not takes_config:
+        config = inspect.Parameter(
+            "config", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=ConfigFlag
+        )
+        parameters.append(config)
 
     @functools.wraps(command)
     def run(**given: Any) -> None:
+        if not takes_config:
+            del given["config"]
         for name, bundle in bundles.items():
             fields = {field.name: given.pop(field.name) for field in dataclasses.fields(bundle)}
             given[name] = bundle(**fields)
@@ -340,25 +353,25 @@ def bundled(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def _parameters_of(bundle: type[Any]) -> list[inspect.Parameter]:
+def _parameters_of(bundle: type[Any], prefix: str) -> list[inspect.Parameter]:
     hints = get_type_hints(bundle, include_extras=True)
     return [
         inspect.Parameter(
             field.name,
             inspect.Parameter.KEYWORD_ONLY,
             default=field.default,
-            annotation=_with_variable(field.name, hints[field.name]),
+            annotation=_with_variable(f"{prefix}{field.name.upper()}", hints[field.name]),
         )
         for field in dataclasses.fields(bundle)
     ]
 
 
-def _with_variable(name: str, hint: Any) -> Any:
+def _with_variable(variable: str, hint: Any) -> Any:
     kind, declared = get_args(hint)
     if declared.envvar is not None:
         return hint
     declared = copy.copy(declared)
-    declared.envvar = f"SPECDECODE_{name.upper()}"
+    declared.envvar = variable
     default = declared.show_default if isinstance(declared.show_default, str) else ""
     declared.help = f"{declared.help} {note(default, [declared.envvar])}"
     declared.show_default = declared.show_envvar = False

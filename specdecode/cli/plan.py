@@ -11,6 +11,7 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
+from specdecode.cli.file import ConfigFlag
 from specdecode.cli.flags import note
 from specdecode.cli.stack import Service, free_port, is_free
 from specdecode.config import (
@@ -82,10 +83,7 @@ class StackFlags:
     drafter: Annotated[str | None, _setting("drafter", "DRAFTER")] = None
     draft_deadline_seconds: Annotated[str | None, _setting("draft_deadline_seconds", "NUMBER")] = None
     log_level: Annotated[str | None, _setting("log_level", "LEVEL")] = None
-    config: Annotated[
-        str | None,
-        typer.Option(help="TOML or YAML file with sections target, draft and router", metavar="PATH"),
-    ] = None
+    config: ConfigFlag = None
 
 
 def plan(flags: StackFlags) -> list[Service]:

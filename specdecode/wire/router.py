@@ -5,9 +5,13 @@ Pieces are put on the wire by the router itself, from what it gathers them in.
 
 from __future__ import annotations
 
+from collections.abc import Sized
 from typing import Any
 
+from specdecode.errors import InvalidArgumentError
 from specdecode.requests import (
+    MAX_CHAT_MESSAGES,
+    MAX_LISTED_TOKEN_IDS,
     ChatPrompt,
     EmittedToken,
     GenerateRequest,
@@ -157,6 +161,11 @@ def _speculation_options_to_proto(options: SpeculationOptions) -> pb.Speculation
 
 
 def generate_request_from_proto(message: pb.GenerateRequest) -> GenerateRequest:
+    """Options may still be out of range; lists are of bounded length.
+
+    Raises:
+        InvalidArgumentError: an enum's value is unknown, or a list is too long to be read.
+    """
     options = message.speculation
     has_cap = options.HasField("num_draft_tokens")
     return GenerateRequest(
@@ -184,7 +193,9 @@ def _prompt_from_proto(message: pb.GenerateRequest) -> Prompt | None:
         case "text":
             return TextPrompt(message.text)
         case "chat":
-            return ChatPrompt(tuple((entry.role, entry.content) for entry in message.chat.messages))
+            messages = message.chat.messages
+            _require_count("chat.messages", messages, MAX_CHAT_MESSAGES, "messages")
+            return ChatPrompt(tuple((entry.role, entry.content) for entry in messages))
         case "token_ids":
             return TokenPrompt(tuple(message.token_ids.ids))
         case _:
@@ -195,6 +206,9 @@ def _sampling_options_from_proto(message: pb.SamplingOptions) -> SamplingOptions
     def given(name: str) -> Any:
         return getattr(message, name) if message.HasField(name) else None
 
+    allowed, banned = message.allowed_token_ids.ids, message.banned_token_ids
+    _require_count("sampling.allowed_token_ids", allowed, MAX_LISTED_TOKEN_IDS, "ids")
+    _require_count("sampling.banned_token_ids", banned, MAX_LISTED_TOKEN_IDS, "ids")
     return SamplingOptions(
         temperature=given("temperature"),
         top_k=given("top_k"),
@@ -204,10 +218,8 @@ def _sampling_options_from_proto(message: pb.SamplingOptions) -> SamplingOptions
         presence_penalty=given("presence_penalty"),
         frequency_penalty=given("frequency_penalty"),
         logit_bias=tuple((entry.token_id, entry.bias) for entry in message.logit_bias),
-        allowed_token_ids=(
-            tuple(message.allowed_token_ids.ids) if message.HasField("allowed_token_ids") else None
-        ),
-        banned_token_ids=tuple(message.banned_token_ids),
+        allowed_token_ids=tuple(allowed) if message.HasField("allowed_token_ids") else None,
+        banned_token_ids=tuple(banned),
         max_tokens=given("max_tokens"),
         min_tokens=given("min_tokens"),
         stop=tuple(message.stop),
@@ -216,6 +228,11 @@ def _sampling_options_from_proto(message: pb.SamplingOptions) -> SamplingOptions
         logprobs=given("logprobs"),
         seed=given("seed"),
     )
+
+
+def _require_count(field: str, entries: Sized, limit: int, what: str) -> None:
+    if len(entries) > limit:
+        raise InvalidArgumentError.of(field, f"{len(entries)} {what}; at most {limit}")
 
 
 def piece_to_proto(piece: Piece) -> pb.GenerateResponse:

@@ -74,7 +74,7 @@ async def test_text_goes_on_on_another_target_without_a_token_lost_or_told_twice
 
 
 async def test_text_goes_on_when_the_only_target_is_back(model: Path, byte_level: Tokenizer) -> None:
-    prompt = await byte_level.encode_text(PROMPT)
+    prompt = byte_level.encode_text(PROMPT)
     request = speculating(request_for(temperature=0, max_tokens=MAX_TOKENS), 4, NGRAM)
     async with Services.started(model) as services:
 
@@ -151,7 +151,7 @@ async def test_new_requests_wait_for_a_target_that_is_restarting(model: Path, by
         await eventually(is_noticed, "the router notices that the target is gone")
         waiting = asyncio.create_task(services.generate_one(request_for(temperature=0, max_tokens=5)))
         await services.restart_target()
-        assert (await waiting).ids == greedy(model, await byte_level.encode_text(PROMPT), 5)
+        assert (await waiting).ids == greedy(model, byte_level.encode_text(PROMPT), 5)
 
 
 @pytest.mark.parametrize("foreign", ["target", "draft"])
