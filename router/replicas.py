@@ -116,7 +116,10 @@ class Link(ABC, Generic[Sent, Received]):
             problem = await self._run_stream()
             if self.epoch > epoch:
                 pause, told = _FIRST_PAUSE_SECONDS, ""
-            level = logging.DEBUG if problem.message == told else logging.WARNING
+            # A service that starts beside the router is not there at first.
+            starting = not self.first_contact.done() and isinstance(problem, UnavailableError)
+            level = logging.INFO if starting else logging.WARNING
+            level = logging.DEBUG if problem.message == told else level
             logger.log(level, "%s %s: %s; trying again", self.kind, self.address, problem.message)
             told = problem.message
             await asyncio.sleep(pause * random.uniform(0.75, 1.25))

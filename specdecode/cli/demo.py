@@ -178,7 +178,7 @@ async def _show_cases(stack: Stack) -> bool:
 
     async def show_all() -> None:
         with show.OUT.status("starting target, draft and router"):
-            await stack.serving(_report)
+            await stack.serving(stack.children, _report)
         async with await RouterClient.open(stack.children[-1].service.address) as client:
             await _connected(client)
             for number, case in enumerate(CASES, start=1):

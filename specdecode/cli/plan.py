@@ -123,7 +123,8 @@ def _service(settings: ServiceSettings, flags: StackFlags, address: str, joint: 
     overrides = {**joint, "port": address.rsplit(":", 1)[1]}
     argv = _argv(type(settings), flags, overrides)
     module = settings.program.split()[-1]
-    return Service(settings.section, module, argv, address, settings.drain_seconds)
+    optional = isinstance(settings, DraftSettings)
+    return Service(settings.section, module, argv, address, settings.drain_seconds, optional)
 
 
 def _argv(cls: type[ServiceSettings], flags: StackFlags, overrides: dict[str, str]) -> tuple[str, ...]:

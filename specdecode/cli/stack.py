@@ -42,6 +42,7 @@ class Service:
         argv: its options.
         address: host:port at which it will answer.
         drain_seconds: its own grace after SIGTERM.
+        optional: whether the others go on without it.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Service:
     argv: tuple[str, ...]
     address: str
     drain_seconds: float
+    optional: bool = False
 
 
 class Child:
@@ -141,16 +143,31 @@ class Stack:
     ) -> None:
         await self._end_all()
 
-    async def serving(self, report: Callable[[Service, float], None]) -> None:
-        """Until every service is SERVING, asked one after another.
+    async def serving(self, children: Sequence[Child], report: Callable[[Service, float], None]) -> None:
+        """Until all of `children` are SERVING, asked one after another.
 
         Args:
             report: told of each as it is found serving, with the seconds since the wait began.
         """
         began = time.monotonic()
-        for child in self.children:
+        for child in children:
             await _serving(child.service.address)
             report(child.service, time.monotonic() - began)
+
+    @property
+    def ended(self) -> list[Child]:
+        """Services that run no more."""
+        return [child for child in self.children if child.ended]
+
+    async def start_again(self) -> list[Child]:
+        """Starts anew what has ended."""
+        started = []
+        for index, child in enumerate(self.children):
+            if child.ended:
+                await child.reap()
+                self.children[index] = await _start(child.service, self._log)
+                started.append(self.children[index])
+        return started
 
     async def died(self) -> None:
         """Until a service has ended."""

@@ -14,7 +14,7 @@ from rich.text import Text
 from specdecode.cli import show
 from specdecode.cli.flags import DEFAULT_ADDRESS
 from specdecode.cli.plan import StackFlags, plan
-from specdecode.cli.stack import Service, Stack
+from specdecode.cli.stack import Child, Service, Stack
 from specdecode.serving import first_of
 
 _COLOURS = {"router": "cyan", "draft": "magenta", "target": "green"}
@@ -53,11 +53,11 @@ async def _up(services: Sequence[Service]) -> int:
             asyncio.get_running_loop().add_signal_handler(number, on_signal)
     async with Stack(services, log) as stack:
         with show.OUT.status("starting"):
-            event = await _first_event(stack, stop, until_serving=True)
+            event = await _first_event(stack, stop, stack.children)
         in_order = True
         if event is _Event.SERVING:
             _introduce(stack.children[-1].service.address)
-            event = await _first_event(stack, stop)
+            event = await _end(stack, stop)
             _say_why(stack, event)
             stop.set()
             in_order = await first_of(stack.drain(), kill.wait()) == 0
@@ -68,16 +68,28 @@ async def _up(services: Sequence[Service]) -> int:
     return 0 if event is _Event.STOPPED and in_order else 1
 
 
-async def _first_event(stack: Stack, stop: asyncio.Event, until_serving: bool = False) -> _Event:
-    serving = stack.serving(_report) if until_serving else asyncio.Event().wait()
+async def _end(stack: Stack, stop: asyncio.Event) -> _Event:
+    """Why it ends: not for a draft service that dies; requests go on without it until it is back."""
+    event = _Event.SERVING
+    while event is _Event.SERVING:
+        event = await _first_event(stack, stop)
+        if event is _Event.DIED and all(child.service.optional for child in stack.ended):
+            for child in stack.ended:
+                show.say(f"{child.service.name} {child.how_it_ended}; starting it again", "bold red")
+            event = await _first_event(stack, stop, await stack.start_again())
+    return event
+
+
+async def _first_event(stack: Stack, stop: asyncio.Event, starting: Sequence[Child] = ()) -> _Event:
+    serving = stack.serving(starting, _report) if starting else asyncio.Event().wait()
     return list(_Event)[await first_of(serving, stack.died(), stop.wait())]
 
 
 def _say_why(stack: Stack, event: _Event) -> None:
     if event is _Event.STOPPED:
         show.say("stopping router, draft and target, in this order; Ctrl-C again ends them at once", "bold")
-    for child in stack.children:
-        if event is _Event.DIED and child.ended:
+    for child in stack.ended:
+        if event is _Event.DIED:
             show.say(f"{child.service.name} {child.how_it_ended}; stopping the others", "bold red")
 
 

@@ -139,7 +139,7 @@ async def test_a_stop_string_is_found_at_every_split_point(byte_level: Tokenizer
     text = "fox <|stop|> dog"
     start = text.index("<|stop|>")
     head, tail = text[: start + split], text[start + split :]
-    ids = [*byte_level.encode_text(head), *await byte_level.encode_text(tail)]
+    ids = [*byte_level.encode_text(head), *byte_level.encode_text(tail)]
     stream = TextStream(byte_level.detokenizer(), ["<|stop|>"])
     pieces = stream_pieces(stream, [[i] for i in ids])
     assert "".join(piece for piece, _ in pieces) == "fox "
