@@ -17,7 +17,7 @@ from torch import Tensor
 
 from draft_service.drafting import Answer, SequenceKey
 from draft_service.drawing import Draw, Draws, Support, draw_coupled, draw_greedy, draw_sampled, joined
-from draft_service.ngram import common_prefix
+from draft_service.lookup import common_prefix
 from specdecode.errors import InvalidArgumentError, NumericalError, SpecdecodeError
 from specdecode.lm.runner import Chunk, PagedLM
 from specdecode.sampling import Window

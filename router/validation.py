@@ -71,6 +71,7 @@ class ResolvedRequest:
     """None: the operator's."""
     tier: Tier = Tier.INTERACTIVE
     traffic_class: str = ""
+    remember_output: bool = True
     include_report: bool = False
 
 
@@ -138,6 +139,7 @@ def resolve_now(request: GenerateRequest, tokenizer: Tokenizer, limits: ModelLim
         min_acceptance=speculation.min_acceptance,
         tier=speculation.tier,
         traffic_class=speculation.traffic_class,
+        remember_output=speculation.remember_output,
         include_report=request.include_report,
     )
 

@@ -216,6 +216,10 @@ class DraftSettings(ModelServiceSettings):
         1.5, "tokens the n-gram drafter proposes for each one that agrees before the match", "", 0.1, 1000
     )
 
+    suffix_tokens: int = _count(
+        0, "outputs that the suffix drafter remembers to draft from; 0 offers none", "tokens", 0, 2**26
+    )
+
     @model_validator(mode="after")
     def _check_ngram_range(self) -> Self:
         if self.ngram_min > self.ngram_max:
@@ -239,7 +243,7 @@ class RouterSettings(ServiceSettings):
     draft: OptionalAddress = _option(
         f"127.0.0.1:{DRAFT_PORT}", "draft service; none never speculates", "one host:port, or none"
     )
-    drafter: Literal["auto", "ngram", "model"] = _option(
+    drafter: Literal["auto", "ngram", "suffix", "model"] = _option(
         "auto", "drafter of requests that name none; with auto all that are offered compete"
     )
     num_draft_tokens: int = _count(

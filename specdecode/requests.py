@@ -124,6 +124,8 @@ class SpeculationOptions:
     tier: Tier = Tier.INTERACTIVE
     traffic_class: str = ""
     """Label of requests that are alike: their acceptance is learnt together."""
+    remember_output: bool = True
+    """Whether later requests of the same label and salt may be drafted for from this output."""
 
 
 @dataclass(frozen=True)

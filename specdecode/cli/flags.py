@@ -284,6 +284,9 @@ class SpeculationFlags:
             show_default="none",
         ),
     ] = ""
+    forget_output: Annotated[
+        bool, typer.Option("--forget-output", help="Let no later request be drafted for from this text")
+    ] = False
 
     def options(self) -> SpeculationOptions:
         """What the router is asked for."""
@@ -295,6 +298,7 @@ class SpeculationFlags:
             min_acceptance=self.min_acceptance,
             tier=self.tier,
             traffic_class=self.traffic_class,
+            remember_output=not self.forget_output,
         )
 
 

@@ -157,6 +157,7 @@ def _speculation_options_to_proto(options: SpeculationOptions) -> pb.Speculation
         min_acceptance=options.min_acceptance,
         tier=TIERS.to_proto(options.tier),
         traffic_class=options.traffic_class,
+        remember_output=options.remember_output,
     )
 
 
@@ -179,6 +180,7 @@ def generate_request_from_proto(message: pb.GenerateRequest) -> GenerateRequest:
             min_acceptance=options.min_acceptance if options.HasField("min_acceptance") else None,
             tier=TIERS.optional_from_proto(options.tier, "speculation.tier") or Tier.INTERACTIVE,
             traffic_class=options.traffic_class,
+            remember_output=options.remember_output if options.HasField("remember_output") else True,
         ),
         n=message.n if message.HasField("n") else None,
         model=message.model,

@@ -12,9 +12,9 @@ from typing import Any
 import grpc
 import pytest
 
+from draft_service.lookup import NgramDrafter
 from draft_service.loop import DraftLoop
 from draft_service.model import DraftLimits, ModelDrafter
-from draft_service.ngram import NgramDrafter
 from draft_service.ngram_index import NgramOptions
 from draft_service.service import SERVICE_NAME, DraftServicer
 from specdecode import wire
