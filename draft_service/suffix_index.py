@@ -1,10 +1,10 @@
 """Suffix look-up: where the text's end occurred before, in this text and in others, and what followed there.
 
-Runs of `RUN` tokens are kept in hash chains as for LZ77 (the layout is zlib's): for each run where it last
-ended, for each end where its bucket's run ended before. A look-up walks the newest ends of the text's last
-run, measures how far each agrees with the text backwards, and lets them vote on every next token, the longer
-the agreement the heavier: the frequency weighting of suffix decoding (Oliaro et al. 2024) without its tree,
-in 12 to 16 bytes a token.
+Runs of two or three tokens are kept in hash chains as for LZ77 (the layout is zlib's): for each run where it
+last ended, for each end where its bucket's run ended before. A look-up walks the newest ends of the text's
+last run, measures how far each agrees with the text backwards, and lets them vote on every next token, the
+longer the agreement the heavier: the frequency weighting of suffix decoding (Oliaro et al. 2024) without its
+tree, in 12 to 16 bytes a token.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ from dataclasses import dataclass
 
 from draft_service.lookup import TOKENS_PER_TURN
 
-RUN = 3
-"""Tokens that have to match."""
+OWN_RUN = 2
+"""Tokens that have to match within the text."""
+MEMORY_RUN = 3
+"""Tokens that have to match in the memory, where two occur by chance too often."""
 MOST_CANDIDATES = 16
 """Earlier ends that are looked at, the newest first."""
 LONGEST_AGREEMENT = 16
@@ -45,12 +47,14 @@ class RunChains:
     """A text and where each of its runs ended.
 
     Attributes:
+        run: tokens of a run, 2 or 3.
         tokens: uint32, the text.
     """
 
-    __slots__ = ("_buckets", "_mask", "_previous", "tokens")
+    __slots__ = ("_buckets", "_mask", "_previous", "run", "tokens")
 
-    def __init__(self) -> None:
+    def __init__(self, run: int) -> None:
+        self.run = run
         self.tokens = array("I")
         # [end] the end before it in the same bucket; 0: none.
         self._previous = array("I", [0])
@@ -72,11 +76,12 @@ class RunChains:
         if self.num_indexed + count > len(self._buckets):
             self._grow(self.num_indexed + count)
         tokens, previous, buckets, mask = self.tokens, self._previous, self._buckets, self._mask
+        run = self.run
         for end in range(len(previous), len(previous) + count):
-            if end < RUN:
+            if end < run:
                 previous.append(0)
                 continue
-            bucket = _bucket(tokens[end - 3], tokens[end - 2], tokens[end - 1]) & mask
+            bucket = _hash(tokens, end, run) & mask
             previous.append(buckets[bucket])
             buckets[bucket] = end
 
@@ -85,18 +90,20 @@ class RunChains:
         tokens, previous = self.tokens, self._previous
         for end in range(self.num_indexed, length, -1):
             before = previous.pop()
-            if end >= RUN:
-                bucket = _bucket(tokens[end - 3], tokens[end - 2], tokens[end - 1]) & self._mask
-                self._buckets[bucket] = before
+            if end >= self.run:
+                self._buckets[_hash(tokens, end, self.run) & self._mask] = before
         del tokens[length:]
 
-    def ends(self, run: Sequence[int], most: int) -> Iterator[int]:
-        """Where this run ended, the newest first; looks at `most` ends."""
+    def ends(self, text: array[int], most: int) -> Iterator[int]:
+        """Where the run that ends `text` ended, the newest first; looks at `most` ends."""
+        length, run = len(text), self.run
+        if length < run:
+            return
         tokens, previous = self.tokens, self._previous
-        first, second, third = run
-        end = self._buckets[_bucket(first, second, third) & self._mask]
+        last = text[length - run :]
+        end = self._buckets[_hash(text, length, run) & self._mask]
         while end and most:
-            if tokens[end - 1] == third and tokens[end - 2] == second and tokens[end - 3] == first:
+            if tokens[end - run : end] == last:
                 yield end
             end = previous[end]
             most -= 1
@@ -111,9 +118,10 @@ class RunChains:
         self.index(count)
 
 
-def _bucket(first: int, second: int, third: int) -> int:
-    """Of a run, before the mask."""
-    return (first * 0x9E3779B1 ^ second * 0x85EBCA6B ^ third * 0xC2B2AE35) >> 7
+def _hash(tokens: array[int], end: int, run: int) -> int:
+    """Of the run that ends there."""
+    mixed = tokens[end - 2] * 0x85EBCA6B ^ tokens[end - 1] * 0xC2B2AE35
+    return (mixed if run == OWN_RUN else mixed ^ tokens[end - 3] * 0x9E3779B1) >> 7
 
 
 class OutputMemory:
@@ -142,7 +150,7 @@ class OutputMemory:
     def remember(self, namespace: tuple[bytes, str], output: Sequence[int]) -> None:
         """Adds an output's end, as much as is indexed in one turn."""
         kept = array("I", output[-min(TOKENS_PER_TURN, self.capacity // _GENERATIONS) :])
-        if len(kept) <= RUN:
+        if len(kept) <= MEMORY_RUN:
             return
         chains = self._open_generation(namespace)
         kept.append(_SEPARATOR)
@@ -155,7 +163,7 @@ class OutputMemory:
     def _open_generation(self, namespace: tuple[bytes, str]) -> RunChains:
         generations = self._newest_first.setdefault(namespace, [])
         if not generations or len(generations[0].tokens) >= self.capacity // _GENERATIONS:
-            generations.insert(0, RunChains())
+            generations.insert(0, RunChains(MEMORY_RUN))
             self._generations[generations[0]] = namespace
         return generations[0]
 
@@ -199,7 +207,7 @@ class SuffixIndex:
 
     def __init__(self, options: SuffixOptions, memory: OutputMemory, namespace: tuple[bytes, str]) -> None:
         self.options = options
-        self._own = RunChains()
+        self._own = RunChains(OWN_RUN)
         self._memory = memory
         self._namespace = namespace
 
@@ -258,13 +266,10 @@ class SuffixIndex:
     def _candidates(self) -> tuple[list[_Candidate], int]:
         """Earlier ends, the longest agreement first, and that agreement in tokens."""
         text = self.tokens
-        if len(text) < RUN:
-            return [], 0
-        run = text[-RUN:]
         found: list[tuple[int, _Candidate]] = []
         for chains in (self._own, *self._memory.of(self._namespace)):
-            for end in chains.ends(run, MOST_CANDIDATES - len(found)):
-                agreement = _agreement(chains.tokens, end, text)
+            for end in chains.ends(text, MOST_CANDIDATES - len(found)):
+                agreement = _agreement(chains, end, text)
                 found.append((agreement, _Candidate(chains.tokens, end, 2.0**agreement, chains is self._own)))
         found.sort(key=_by_agreement)
         return [candidate for _, candidate in found], found[0][0] if found else 0
@@ -274,10 +279,10 @@ def _by_agreement(entry: tuple[int, _Candidate]) -> int:
     return -entry[0]
 
 
-def _agreement(tokens: array[int], end: int, text: array[int]) -> int:
-    """How many tokens before `end` are those that end the text; `RUN` are known to be."""
+def _agreement(chains: RunChains, end: int, text: array[int]) -> int:
+    """How many tokens before `end` are those that end the text; a run's are known to be."""
     most = min(LONGEST_AGREEMENT, end, len(text))
-    count = RUN
+    tokens, count = chains.tokens, chains.run
     while count < most and tokens[end - 1 - count] == text[-1 - count]:
         count += 1
     return count

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from draft_service.drafting import SequenceKey
 from draft_service.suffix import SuffixDrafter
-from draft_service.suffix_index import RUN, OutputMemory, RunChains, SuffixIndex, SuffixOptions
+from draft_service.suffix_index import OutputMemory, RunChains, SuffixIndex, SuffixOptions
 from specdecode.types import DrafterKind, Method, OpenDraft, Propose, SamplingParams
 
 SALT, CLASS = b"tenant", "chat"
@@ -24,31 +24,32 @@ BOUNDLESS = SuffixOptions(trust=1e9)
 TEXTS = st.lists(st.integers(0, 3), max_size=60)
 
 
-def chains_of(tokens: Sequence[int]) -> RunChains:
-    chains = RunChains()
+def chains_of(tokens: Sequence[int], run: int) -> RunChains:
+    chains = RunChains(run)
     chains.tokens.extend(tokens)
     chains.index(len(tokens))
     return chains
 
 
 def brute_force(tokens: Sequence[int], run: Sequence[int]) -> list[int]:
-    return [end for end in range(len(tokens), RUN - 1, -1) if list(tokens[end - RUN : end]) == list(run)]
+    size = len(run)
+    return [end for end in range(len(tokens), size - 1, -1) if list(tokens[end - size : end]) == list(run)]
 
 
-@given(tokens=TEXTS, run=st.lists(st.integers(0, 3), min_size=RUN, max_size=RUN))
+@given(tokens=TEXTS, run=st.lists(st.integers(0, 3), min_size=2, max_size=3))
 def test_every_end_of_a_run_is_found_the_newest_first(tokens: list[int], run: list[int]) -> None:
-    assert list(chains_of(tokens).ends(run, EVERYTHING)) == brute_force(tokens, run)
+    assert list(chains_of(tokens, len(run)).ends(array("I", run), EVERYTHING)) == brute_force(tokens, run)
 
 
 def test_growing_loses_no_end() -> None:
     chance = random.Random(3)
     tokens = [chance.randrange(12) for _ in range(20_000)]
-    chains = RunChains()
+    chains = RunChains(3)
     chains.tokens.extend(tokens)
     while chains.num_indexed < len(tokens):
         chains.index(min(chance.randrange(1, 3000), len(tokens) - chains.num_indexed))
-    for run in ([1, 2, 3], [11, 0, 11], tokens[-RUN:]):
-        assert list(chains.ends(run, EVERYTHING)) == brute_force(tokens, run)
+    for run in ([1, 2, 3], [11, 0, 11], tokens[-3:]):
+        assert list(chains.ends(array("I", run), EVERYTHING)) == brute_force(tokens, run)
 
 
 @given(data=st.data())

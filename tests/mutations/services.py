@@ -372,6 +372,64 @@ def foresight() -> Iterator[Mutation]:
     )
 
 
+def suffix() -> Iterator[Mutation]:
+    index, drafter, tests = (
+        "draft_service/suffix_index.py",
+        "draft_service/suffix.py",
+        "tests/draft/test_suffix.py::",
+    )
+    who = f"{tests}test_who_may_be_drafted_for_from_an_output"
+    yield one(
+        "tenants share what they put out",
+        drafter,
+        "(order.cache_salt, order.traffic_class)",
+        '(b"", order.traffic_class)',
+        who,
+    )
+    yield one(
+        "what is to be forgotten is remembered",
+        drafter,
+        "drafter.memory if order.remembers_output else None",
+        "drafter.memory",
+        who,
+    )
+    yield one(
+        "prompts are remembered",
+        drafter,
+        "self.index.tokens[self._num_prompt_tokens :]",
+        "self.index.tokens",
+        f"{tests}test_prompts_are_not_remembered",
+    )
+    yield one(
+        "what ends a remembered output is proposed",
+        index,
+        "            votes.pop(_SEPARATOR, None)\n",
+        "",
+        f"{tests}test_separators_are_never_proposed",
+    )
+    yield one(
+        "ends that are taken back are found",
+        index,
+        "                self._buckets[_hash(tokens, end, self.run) & self._mask] = before\n",
+        "                pass\n",
+        f"{tests}test_what_is_taken_back_leaves_no_trace",
+    )
+    yield one(
+        "what agrees longer has one vote, too",
+        index,
+        "2.0**agreement",
+        "1.0",
+        f"{tests}TestPropose::test_a_longer_agreement_outweighs_frequent_short_ones",
+    )
+    yield one(
+        "the memory grows",
+        index,
+        "while self._num_tokens > self.capacity:",
+        "while False:",
+        f"{tests}TestMemory::test_it_holds_its_capacity_and_forgets_the_oldest_first",
+    )
+
+
 def router() -> Iterator[Mutation]:
     text, request = "router/text.py", "router/request.py"
     by_definition = f"{ROUTER_TEXT}test_stop_strings_cut_by_definition_over_all_token_and_round_boundaries"
