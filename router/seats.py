@@ -162,12 +162,14 @@ class Seat:
                 history.probed(False, self.choice.num_output)
 
     def looked_up(self, found: Foresight) -> None:
-        """Takes what a drafter proposed beside a lease."""
+        """Takes what a drafter proposed beside a lease; nothing if it was asked elsewhere."""
+        history = self.histories.get(found.drafter)
+        if history is None:
+            return
         if found.token_ids:
             self.foresight = found
             self.compare_foresight()
-        elif found.drafter in self.histories:
-            history = self.histories[found.drafter]
+        else:
             history.said_nothing()
             history.probed(False, self.choice.num_output)
 
