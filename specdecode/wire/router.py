@@ -12,6 +12,9 @@ from specdecode.errors import InvalidArgumentError
 from specdecode.requests import (
     MAX_CHAT_MESSAGES,
     MAX_LISTED_TOKEN_IDS,
+    MAX_LOGIT_BIASES,
+    MAX_STOP_TOKEN_IDS,
+    MAX_STOPS,
     ChatPrompt,
     EmittedToken,
     GenerateRequest,
@@ -209,8 +212,14 @@ def _sampling_options_from_proto(message: pb.SamplingOptions) -> SamplingOptions
         return getattr(message, name) if message.HasField(name) else None
 
     allowed, banned = message.allowed_token_ids.ids, message.banned_token_ids
-    _require_count("sampling.allowed_token_ids", allowed, MAX_LISTED_TOKEN_IDS, "ids")
-    _require_count("sampling.banned_token_ids", banned, MAX_LISTED_TOKEN_IDS, "ids")
+    for name, entries, limit, what in (
+        ("allowed_token_ids", allowed, MAX_LISTED_TOKEN_IDS, "ids"),
+        ("banned_token_ids", banned, MAX_LISTED_TOKEN_IDS, "ids"),
+        ("logit_bias", message.logit_bias, MAX_LOGIT_BIASES, "biases"),
+        ("stop", message.stop, MAX_STOPS, "strings"),
+        ("stop_token_ids", message.stop_token_ids, MAX_STOP_TOKEN_IDS, "ids"),
+    ):
+        _require_count(f"sampling.{name}", entries, limit, what)
     return SamplingOptions(
         temperature=given("temperature"),
         top_k=given("top_k"),
