@@ -29,11 +29,12 @@ def _defaults(context: typer.Context, path: str) -> dict[str, Any]:
     name = context.command.name or ""
     if context.ignore_unknown_options:
         return {}  # the options are another program's: `arguments_of`
-    options = (one for one in context.command.params if one.param_type_name == "option")
-    known = {str(option.name) for option in options} - {"config"}
+    params = context.command.params
+    options = {str(one.name): one for one in params if one.param_type_name == "option"}
+    known = options.keys() - {"config"}
     shared = _checked(path, CLIENT, CLIENT_OPTIONS)
     given = {key: value for key, value in shared.items() if key in known} | _checked(path, name, known)
-    return {key: _as_typed(value) for key, value in given.items() if value is not None}
+    return {key: _as_typed(options[key], value) for key, value in given.items() if value is not None}
 
 
 def _checked(path: str, section: str, known: Collection[str]) -> dict[str, Any]:
@@ -41,14 +42,24 @@ def _checked(path: str, section: str, known: Collection[str]) -> dict[str, Any]:
     if unknown := sorted(values.keys() - set(known)):
         description = f"unknown option; known are {', '.join(sorted(known))}"
         raise InvalidArgumentError.of(f"{path} [{section}] {unknown[0]}", description)
+    for key, value in values.items():
+        if any(isinstance(entry, list | dict) for entry in _entries(value)):
+            description = "a value, or a list of values, is needed"
+            raise InvalidArgumentError.of(f"{path} [{section}] {key}", description)
     return values
 
 
-def _as_typed(value: Any) -> Any:
+def _as_typed(option: Any, value: Any) -> Any:
     """As on the command line, so that both are read and refused alike; flags stay booleans."""
-    if isinstance(value, list):
-        return [_as_typed(entry) for entry in value]
-    return value if isinstance(value, bool) else str(value)
+    if getattr(option, "is_flag", False) and isinstance(value, bool):
+        return value
+    if option.multiple:
+        return [str(entry) for entry in _entries(value)]
+    return str(value)
+
+
+def _entries(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
 
 
 ConfigFlag = Annotated[

@@ -52,6 +52,9 @@ class TestPlan:
     [
         ("[generate]\nmax_tokens = 0\n", "'--max-tokens': '0' is refused; allowed: 1 to"),
         ("[generate]\nmax_tokens = 1.5\n", "'--max-tokens': '1.5' is refused"),
+        ("[generate]\nmax_tokens = true\n", "'--max-tokens': 'True' is refused; allowed: 1 to"),
+        ("[generate]\nstop = ''\n", "'--stop': '' is refused; allowed: 1 to 256 characters"),
+        ("[generate]\nstop = {a = 1}\n", "[generate] stop: a value, or a list of values, is needed"),
         ("[generate]\nmax_token = 1\n", "[generate] max_token: unknown option; known are chat"),
         ("[generate]\nprompt = 'x'\n", "[generate] prompt: unknown option"),
         ("[client]\nmax_tokens = 1\n", "[client] max_tokens: unknown option; known are address, timeout"),
@@ -70,7 +73,8 @@ def test_a_wrong_file_is_refused_with_the_option_and_its_range(tmp_path: Path, t
 def test_generate_takes_everything_from_the_file(router: str, tmp_path: Path) -> None:
     text = (
         f'[client]\naddress = "{router}"\n[generate]\ntemperature = 0\nmax_tokens = 4\nignore_eos = true\n'
-        'stop_token_id = [5, 6]\nspeculation = "off"\njson = true\n[router]\nnum_draft_tokens = 3\n'
+        'stop_token_id = [5, 6]\nlogit_bias = "7=-100"\nspeculation = "off"\njson = true\n'
+        "[router]\nnum_draft_tokens = 3\n"
     )
     path = file(tmp_path, text)
     answer = run("generate", "--config", path, "The sea")
