@@ -18,6 +18,7 @@ from typing import Annotated, Any, NamedTuple, TypeVar, get_args, get_type_hints
 
 import typer
 from pydantic import TypeAdapter, ValidationError
+from typer.models import OptionInfo
 
 from specdecode.cli.file import ConfigFlag
 from specdecode.config import ROUTER_PORT, Address
@@ -335,7 +336,8 @@ def bundled(command: Callable[..., None], prefix: str = "SPECDECODE_") -> Callab
             bundles[parameter.name] = annotation
             parameters += _parameters_of(annotation, prefix)
         else:
-            parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+            hint = _with_variable(f"{prefix}{parameter.name.upper()}", annotation)
+            parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hint))
     takes_config = any(parameter.name == "config" for parameter in parameters)
     if not takes_config:
         config = inspect.Parameter(
@@ -372,7 +374,7 @@ def _parameters_of(bundle: type[Any], prefix: str) -> list[inspect.Parameter]:
 
 def _with_variable(variable: str, hint: Any) -> Any:
     kind, declared = get_args(hint)
-    if declared.envvar is not None:
+    if not isinstance(declared, OptionInfo) or declared.envvar is not None:
         return hint
     declared = copy.copy(declared)
     declared.envvar = variable

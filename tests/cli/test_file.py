@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import Result
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from specdecode.cli.app import app
@@ -107,3 +108,13 @@ def test_simulate_takes_file_environment_and_command_line(tmp_path: Path) -> Non
 def test_sections_are_the_commands() -> None:
     names = {command.name or getattr(command.callback, "__name__", "") for command in app.registered_commands}
     assert names - {"up", "demo"} == set(COMMANDS) - {"distill"}
+
+
+@pytest.mark.parametrize("name", sorted(set(COMMANDS) - {"simulate", "distill"}))
+def test_every_option_has_a_variable(name: str) -> None:
+    command = get_command(app).commands[name]  # type: ignore[attr-defined]
+    options = [one for one in command.params if one.param_type_name == "option" and one.name != "help"]
+    assert options
+    assert [one.name for one in options if not one.envvar] == []
+    variables = [one.envvar for one in options]
+    assert len(set(variables)) == len(variables)
