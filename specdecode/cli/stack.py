@@ -159,19 +159,18 @@ class Stack:
         """Services that run no more."""
         return [child for child in self.children if child.ended]
 
-    async def start_again(self) -> list[Child]:
-        """Starts anew what has ended."""
+    async def start_again(self, dead: Sequence[Child]) -> list[Child]:
+        """Starts these anew; they have ended."""
         started = []
-        for index, child in enumerate(self.children):
-            if child.ended:
-                await child.reap()
-                self.children[index] = await _start(child.service, self._log)
-                started.append(self.children[index])
+        for child in dead:
+            await child.reap()
+            started.append(await _start(child.service, self._log))
+            self.children[self.children.index(child)] = started[-1]
         return started
 
-    async def died(self) -> None:
-        """Until a service has ended."""
-        await first_of(*(child.wait() for child in self.children))
+    async def died(self, besides: Sequence[Child] = ()) -> None:
+        """Until a service has ended, those left out that are known to have."""
+        await first_of(*(child.wait() for child in self.children if child not in besides))
 
     async def drain(self) -> None:
         """Ends the services one after another, the last started first."""

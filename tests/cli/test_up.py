@@ -105,6 +105,31 @@ def test_a_draft_service_that_dies_is_started_again(model: Path) -> None:
     assert are_gone(after.values())
 
 
+def test_a_draft_service_that_dies_while_it_starts_ends_nobody(model: Path) -> None:
+    with program(*up_arguments(model)) as up:
+        address_of(up)
+        before = up.children()
+
+        def kill_twice() -> None:
+            killed = up.children()["draft_service"]
+            subprocess.run(["kill", "-KILL", str(killed)], check=True)
+            up.wait_for("draft was killed by SIGKILL; starting it again$")
+            starting = up.child_besides("draft_service", killed)
+            subprocess.run(["kill", "-KILL", str(starting)], check=True)
+            up.wait_for("draft was killed by SIGKILL; starting it again in 1 s$")
+
+        kill_twice()
+        up.wait_for(r"draft ready at .*")
+        after = up.children()
+        assert {name: after[name] for name in ("router", "target_service")} == {
+            name: before[name] for name in ("router", "target_service")
+        }
+        kill_twice()
+        up.signal(signal.SIGINT)
+        assert up.end() == 0
+    assert are_gone([*before.values(), *after.values()])
+
+
 def test_a_service_that_cannot_start_ends_all(model: Path, tmp_path: Path) -> None:
     with program(*up_arguments(model, f"--draft-model={tmp_path}")) as up:
         up.wait_for(r"draft ended with exit code 1; stopping the others")
