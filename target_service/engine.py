@@ -92,6 +92,10 @@ class Engine:
         """What steps cost; None until measured. `load.cost_ratio` corrects them."""
         return self.meter.match.costs
 
+    def owes(self, stream: int) -> bool:
+        """Whether a stream has a sequence open, or is to be told of one in the next step."""
+        return any(key.stream == stream for key in (*self.sequences, *(key for key, _ in self._notices)))
+
     def now(self) -> float:
         """Seconds since the epoch, by the engine's clock."""
         return self._clock()

@@ -32,14 +32,20 @@ class Stream:
 
     def __init__(self, loop: EngineLoop) -> None:
         self.loop = loop
-        self.frames: queue.Queue[StepFrame] = queue.Queue()
+        self.frames: queue.Queue[StepFrame | None] = queue.Queue()
         self.number = loop.open_stream(self.frames.put)
 
     def send(self, *orders: Order) -> None:
         self.loop.submit(self.number, frame_of(orders))
 
     def next(self) -> StepFrame:
-        return self.frames.get(timeout=SECONDS)
+        frame = self.frames.get(timeout=SECONDS)
+        assert frame is not None, "the stream has ended"
+        return frame
+
+    def has_ended(self) -> bool:
+        """Whether nothing but the end is there."""
+        return self.frames.get(timeout=SECONDS) is None
 
     def wait_until_applied(self) -> None:
         """Until the loop has taken in everything sent so far."""
@@ -88,7 +94,6 @@ def test_each_stream_gets_its_own_results(start: Start) -> None:
     assert tokens(mine.until_ended(0)[0]) == GREEDY_TEXT
     assert tokens(other.until_ended(0)[0]) == OTHER_TEXT
     assert loop.load.num_free_blocks == loop.load.num_blocks
-    assert (loop.num_sequences(mine.number), loop.num_sequences(other.number)) == (0, 0)
 
 
 def test_rounds_go_on_as_orders_come(start: Start) -> None:
@@ -144,6 +149,21 @@ def test_draining_refuses_opens_and_finishes_what_runs(start: Start) -> None:
     assert (error.reason, error.retry_after is not None) == (Reason.DRAINING, True)
     assert len(results[1]) == 1
     assert tokens(first + results[0]) == GREEDY_TEXT
+    assert stream.has_ended()
+
+
+def test_a_drained_stream_ends_when_its_last_sequence_is_closed(start: Start) -> None:
+    loop = start(make_engine())
+    stream, idle = Stream(loop), Stream(loop)
+    stream.send(opening(0, PROMPT, max_tokens=40), opening(1, PROMPT, max_tokens=40), prompt_lease(1))
+    stream.next()
+    loop.drain()
+    assert idle.has_ended()
+    stream.send(0)
+    stream.wait_until_applied()
+    assert stream.frames.empty()
+    stream.send(1)
+    assert stream.has_ended()
 
 
 @pytest.mark.parametrize("busy", [False, True])
@@ -165,7 +185,7 @@ def test_a_thread_that_dies_says_of_what() -> None:
     loop = EngineLoop(make_engine())
     loop.start()
 
-    def refuse(frame: StepFrame) -> None:
+    def refuse(frame: StepFrame | None) -> None:
         raise RuntimeError("nobody listens")
 
     loop.submit(loop.open_stream(refuse), frame_of([opening(0, PROMPT, max_tokens=4), prompt_lease(1)]))
