@@ -170,10 +170,15 @@ class Engine:
         windows = [work for work in works if work.has_window]
         outcomes = self._verifier.verify(logits, windows) if windows else []
         verify_done = self._clock()
-        results = []
-        for work, outcome, row in zip(windows, outcomes, first_rows(windows), strict=True):
-            rows = logits[row : row + work.chunk.num_logits]
-            results.append((work.sequence.key, self._commit(work, outcome, rows, began)))
+        results: list[tuple[SequenceKey, StepResult]] = []
+        try:
+            for work, outcome, row in zip(windows, outcomes, first_rows(windows), strict=True):
+                rows = logits[row : row + work.chunk.num_logits]
+                results.append((work.sequence.key, self._commit(work, outcome, rows, began)))
+        except Exception:
+            # Of what has ended nothing else is left: its router would wait for ever.
+            self._notices += results
+            raise
         for work in works:
             work.sequence.last_step = self._step
             if work.sequence.key in self.sequences:

@@ -16,6 +16,7 @@ from specdecode.errors import Reason
 from specdecode.lm.model import adopt_model
 from specdecode.lm.runner import PagedLM
 from specdecode.types import Lease, LoadSnapshot, StepFrame, StepResult, Verify
+from target_service import engine as engine_module
 from target_service.engine import Engine, StepOutcome
 from target_service.loop import EngineLoop, StepClock
 from target_service.sequence import SequenceKey
@@ -216,6 +217,30 @@ def test_a_failed_step_ends_what_is_open_and_nothing_later(start: Start) -> None
     assert engine.lm.pool.num_free == 64
     mine.send(opening(1, PROMPT, max_tokens=40), prompt_lease(40, 1))
     assert tokens(mine.until_ended(1)[1]) == GREEDY_TEXT
+
+
+def test_a_step_that_fails_halfway_tells_what_it_ended(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logprobs, rows = engine_module.window_logprobs, iter(range(2))
+
+    def fail_at_the_second(*args: Any) -> Any:
+        if next(rows):
+            raise RuntimeError("out of something")
+        return logprobs(*args)
+
+    monkeypatch.setattr(engine_module, "window_logprobs", fail_at_the_second)
+    stream = Stream(start(make_engine()))
+    stream.send(
+        opening(0, PROMPT, max_tokens=1, logprobs=0),
+        opening(1, OTHER_PROMPT, max_tokens=40, logprobs=0),
+        prompt_lease(1),
+        Lease(1, len(OTHER_PROMPT), 40),
+    )
+    results = stream.until_ended(0, 1)
+    assert tokens(results[0]) == GREEDY_TEXT[:1]
+    assert results[1][-1].error is not None
+    assert results[1][-1].error.reason is Reason.ENGINE_FAILED
 
 
 # When a step starts
