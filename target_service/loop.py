@@ -238,14 +238,17 @@ class EngineLoop:
     def _deliver(self, outcome: StepOutcome) -> None:
         results: dict[int, list[StepResult]] = {}
         for key, result in outcome.results:
-            results.setdefault(key.stream, []).append(result)
+            if key.stream in self._streams:
+                results.setdefault(key.stream, []).append(result)
+        now = self._engine.now()
+        # Whose sequences had no part in this step, preempted perhaps, may have none for long.
+        frames = {s: held.release(now) for s, held in self._held.items() if s not in results}
         for stream, own in results.items():
-            deliver = self._streams.get(stream)
-            if deliver is None:
-                continue
             held = self._held.setdefault(stream, HeldFrames())
-            frame = held.take(StepFrame(outcome.step, outcome.load, tuple(own)), self._engine.now())
-            if frame is not None:
+            frames[stream] = held.take(StepFrame(outcome.step, outcome.load, tuple(own)), now)
+        for stream, frame in frames.items():
+            deliver = self._streams.get(stream)
+            if deliver is not None and frame is not None:
                 deliver(frame)
             self._end_if_drained(stream)
 

@@ -17,6 +17,7 @@ from specdecode.lm.model import adopt_model
 from specdecode.lm.runner import PagedLM
 from specdecode.types import Lease, LoadSnapshot, StepFrame, StepResult, Verify
 from target_service import engine as engine_module
+from target_service import frames
 from target_service.engine import Engine, StepOutcome
 from target_service.loop import EngineLoop, StepClock
 from target_service.sequence import SequenceKey
@@ -134,6 +135,25 @@ def test_a_deadline_wakes_an_idle_loop(start: Start) -> None:
     assert result.error.reason is Reason.DEADLINE
 
 
+def test_what_is_held_is_told_when_the_next_step_has_nothing_of_the_stream(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(frames, "HELD_SECONDS", SECONDS)
+    engine = make_engine(num_blocks=8)
+    loop = EngineLoop(engine)  # its steps are run here
+    older, younger = Stream(loop), Stream(loop)
+    older.send(opening(0, PROMPT, max_tokens=80), prompt_lease(80))
+    younger.send(opening(0, OTHER_PROMPT, max_tokens=80), Lease(0, len(OTHER_PROMPT), 80))
+    key = SequenceKey(younger.number, 0)
+    while not (key in engine.sequences and engine.sequences[key].num_preemptions):
+        assert loop._wait_for_work()
+        loop._deliver(loop._step())
+    told = 0
+    while not younger.frames.empty():
+        told += len(tokens(list(younger.next().results)))
+    assert told == engine.sequences[key].num_output > 0
+
+
 # Endings
 
 
@@ -219,9 +239,7 @@ def test_a_failed_step_ends_what_is_open_and_nothing_later(start: Start) -> None
     assert tokens(mine.until_ended(1)[1]) == GREEDY_TEXT
 
 
-def test_a_step_that_fails_halfway_tells_what_it_ended(
-    start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_that_fails_halfway_tells_what_it_ended(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     logprobs, rows = engine_module.window_logprobs, iter(range(2))
 
     def fail_at_the_second(*args: Any) -> Any:
