@@ -188,7 +188,10 @@ class Link(ABC, Generic[Sent, Received]):
                         else:
                             await call.write(message)
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            call.cancel()  # the reader learns why
+            pass  # the reader learns why
+        finally:
+            # Whatever ended it: a link that is up but silent would hold its requests for ever.
+            call.cancel()
 
     @abstractmethod
     async def _hello(self, channel: grpc.aio.Channel) -> ModelInfo:
