@@ -25,7 +25,10 @@ from specdecode.types import MAX_DRAFT_TOKENS, Draft, Method, OpenDraft, Propose
 
 _SHORT_FEED = MAX_DRAFT_TOKENS + 1
 """Most tokens that a sequence between two rounds feeds; more is a prefill."""
-_NO_DISTRIBUTION = "the draft model has no distribution here: its logits hold NaN, or no token is permitted"
+_NO_DISTRIBUTION = (
+    "the draft model has no distribution here: its logits hold NaN, "
+    "or no token that it may draft is permitted"
+)
 
 
 @dataclass(frozen=True)

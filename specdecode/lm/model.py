@@ -20,6 +20,7 @@ from specdecode.errors import FailedPreconditionError
 from specdecode.lm.attention import ATTENTION_NAME, LayerShape, register_attention
 from specdecode.lm.cpu.fused import AttentionCall, fuse
 from specdecode.lm.cpu.kernels import MAX_BLOCK_SIZE, MAX_DIM, Kernels, load_kernels
+from specdecode.lm.draft_vocabulary import read_draft_vocabulary, reduce_head
 from specdecode.lm.packing import can_pack, pack_linears
 from specdecode.types import ModelInfo
 
@@ -39,6 +40,7 @@ class LoadedModel:
         layers: what each layer stores for a token.
         num_parameters: weights, shared ones counted once.
         kernels: compiled ones that the model's layers run on; None: torch alone.
+        draft_vocabulary: [K] int64, the only ids whose logits are computed, ascending; None: all are.
     """
 
     module: Any
@@ -50,6 +52,7 @@ class LoadedModel:
     layers: tuple[LayerShape, ...]
     num_parameters: int
     kernels: Kernels | None = None
+    draft_vocabulary: Tensor | None = None
 
     def kernels_for(self, block_size: int) -> Kernels | None:
         """The attention's kernels, None where the model's or the pool's shape is beyond them."""
@@ -93,7 +96,7 @@ def load_model(
     code.
 
     `dtype` may also be a name, or "auto" for the checkpoint's own. Without `use_kernels` the layers run as
-    transformers has them, on torch: the reference.
+    transformers has them, on torch: the reference. A `draft_vocabulary.json` in the directory is heeded.
 
     Raises:
         FailedPreconditionError: the directory holds no such model, or an architecture that paged attention
@@ -113,13 +116,20 @@ def load_model(
         raise FailedPreconditionError(
             f"{path}: the checkpoint lacks {len(missing)} weights ({missing[0]}, …)"
         )
-    return adopt_model(module, Path(path).name, device, use_kernels)
+    token_ids = read_draft_vocabulary(Path(path), module.config.get_text_config().vocab_size)
+    return adopt_model(module, Path(path).name, device, use_kernels, token_ids)
 
 
 def adopt_model(
-    module: Any, name: str, device: torch.device | str = "cpu", use_kernels: bool = True
+    module: Any,
+    name: str,
+    device: torch.device | str = "cpu",
+    use_kernels: bool = True,
+    draft_vocabulary: Tensor | None = None,  # [K] int64, ascending
 ) -> LoadedModel:
     """Puts a transformers model on paged attention, after a self-test against its own attention.
+
+    With a `draft_vocabulary` only the head's rows of its ids are kept and computed.
 
     Raises:
         FailedPreconditionError: see `load_model`.
@@ -133,6 +143,8 @@ def adopt_model(
     longest = _max_length(config, name)
     plain = PlainLogits.of(module, _plain_attention(module), config.vocab_size, name)
     probed = _probe_layers(module, config, name)
+    if draft_vocabulary is not None:
+        reduce_head(module, draft_vocabulary, name)
     model = LoadedModel(
         module=module,
         name=name,
@@ -142,6 +154,7 @@ def adopt_model(
         device=torch.device(device),
         layers=tuple(layer.shape for layer in probed),
         num_parameters=sum(parameter.numel() for parameter in module.parameters()),
+        draft_vocabulary=None if draft_vocabulary is None else draft_vocabulary.to(device),
     )
     module.set_attn_implementation(ATTENTION_NAME)
     check_paged_equals_plain(model, plain)

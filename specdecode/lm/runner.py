@@ -40,6 +40,8 @@ class PagedLM:
         self.pool = BlockPool(num_blocks, block_size, prefix_cache)
         self.kv = PagedKV(model.layers, num_blocks, block_size, model.dtype, model.device)
         self._kernels = model.kernels_for(block_size)
+        last_id = -1 if model.draft_vocabulary is None else int(model.draft_vocabulary[-1])
+        self._num_columns = max(model.vocab_size, last_id + 1)
 
     @property
     def max_length(self) -> int:
@@ -55,7 +57,8 @@ class PagedLM:
         """Runs the chunks, stores their KV and advances each sequence's `kv_len`.
 
         Returns:
-            [Σ num_logits, vocab_size] logits in the model's dtype, in the order of the chunks.
+            [Σ num_logits, vocab_size] logits in the model's dtype, in the order of the chunks; −∞ for ids
+            that the model's draft vocabulary lacks.
 
         Raises:
             OutOfBlocksError: the pool can't hold them; reserve before to be sure. Nothing was run.
@@ -76,8 +79,20 @@ class PagedLM:
         )
         for chunk in chunks:
             chunk.sequence.kv_len += len(chunk.token_ids)
-        logits: Tensor = output.logits[0, :, : self.model.vocab_size]
-        return logits
+        return self._all_columns(output.logits[0])[:, : self.model.vocab_size]
+
+    def _all_columns(
+        self,
+        logits: Tensor,  # [R, K or more than vocab_size]
+    ) -> Tensor:
+        """A reduced head's columns where they belong, −∞ elsewhere: [R, V]."""
+        token_ids = self.model.draft_vocabulary
+        if token_ids is None:
+            return logits
+        if self.model.kernels is not None:
+            return self.model.kernels.spread(logits, token_ids, self._num_columns)
+        spread = logits.new_full((len(logits), self._num_columns), -torch.inf)
+        return spread.index_copy_(1, token_ids, logits)
 
 
 def _logit_rows(chunks: Sequence[Chunk]) -> list[int]:

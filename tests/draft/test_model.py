@@ -30,6 +30,7 @@ from tests.draft.tiny import (
     paged_model,
     plain_logits,
     plain_model,
+    reduced_model,
     run,
 )
 
@@ -287,6 +288,44 @@ def test_methods_mix_in_one_turn() -> None:
     assert [drafts[number].q is not None for number in range(4)] == [True, False, False, False]
     for number in (1, 3):
         assert drafts[number].token_ids == greedy_continuation(tokens_of(number, 9), 3)
+
+
+# A reduced vocabulary
+
+KEPT = tuple(range(1, VOCAB_SIZE, 3))
+
+
+@pytest.mark.parametrize("method", Method)
+def test_only_ids_of_the_draft_vocabulary_are_drafted_and_have_probability(method: Method) -> None:
+    drafter = new_drafter(model=reduced_model(KEPT))
+    params = SamplingParams(temperature=0.0 if method is Method.GREEDY else 2.0)
+    for number in range(12):
+        order = open_draft(number, tokens_of(number, 9), method, params, seed=5)
+        drafter.open(key(number), order).propose(Propose(number, 9, (), 6))
+    drafts = [answer.draft for answer in run(drafter)]
+    assert len(drafts) == 12
+    for draft in drafts:
+        assert len(draft.token_ids) == 6
+        assert set(draft.token_ids) <= set(KEPT)
+        if draft.q is not None:
+            assert set(draft.q.token_ids.tolist()) <= set(KEPT)
+            assert all(sum(q.values()) == pytest.approx(1.0, abs=1e-5) for q in split(draft.q))
+
+
+@pytest.mark.parametrize("method", Method)
+def test_where_no_permitted_id_is_in_the_draft_vocabulary_nothing_is_drafted(method: Method) -> None:
+    drafter = new_drafter(model=reduced_model(KEPT))
+    temperature = 0.0 if method is Method.GREEDY else 1.0
+    outside = SamplingParams(temperature=temperature, allowed_token_ids=(0, 2, 3))
+    partly = SamplingParams(temperature=temperature, top_k=5, allowed_token_ids=(0, 2, 4, 7))
+    for number, params in enumerate([outside, partly]):
+        sequence = drafter.open(key(number), open_draft(number, tokens_of(1, 9), method, params))
+        sequence.propose(Propose(number, 9, (), 4))
+    drafts = {answer.key.sequence: answer.draft for answer in run(drafter)}
+    assert isinstance(drafts[0].error, NumericalError)
+    assert "no token that it may draft is permitted" in drafts[0].error.message
+    assert len(drafts[1].token_ids) == 4
+    assert set(drafts[1].token_ids) <= {4, 7}
 
 
 # Ends and limits

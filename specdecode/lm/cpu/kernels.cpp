@@ -222,6 +222,19 @@ void best_tokens(const T* logits, int64_t rows, int64_t stride, int64_t size, in
   }
 }
 
+// Columns of a reduced head to where their ids belong, and minus infinity everywhere else.
+template <typename T>
+void spread(const T* logits, const int64_t* ids, T* y, int64_t rows, int64_t count, int64_t size) {
+  T nothing;
+  put(&nothing, -INFINITY);
+#pragma omp parallel for if (rows > 1 && rows * size > PARALLEL_NUMBERS)
+  for (int64_t row = 0; row < rows; ++row) {
+    T* out = y + row * size;
+    for (int64_t i = 0; i < size; ++i) out[i] = nothing;
+    for (int64_t i = 0; i < count; ++i) out[ids[i]] = logits[row * count + i];
+  }
+}
+
 #ifdef HAS_TILES
 
 // A matrix product on the processor's tile registers. A tile holds 16 rows of 64 bytes. Weights lie in tiles:
@@ -363,6 +376,10 @@ extern "C" void linear_bfloat16(const bfloat16* x, const bfloat16* weight, const
   extern "C" void best_tokens_##SUFFIX(const T* logits, int64_t rows, int64_t stride, int64_t size,           \
                                        int64_t* best, uint8_t* finite) {                                      \
     best_tokens(logits, rows, stride, size, best, finite);                                                    \
+  }                                                                                                           \
+  extern "C" void spread_##SUFFIX(const T* logits, const int64_t* ids, T* y, int64_t rows, int64_t count,     \
+                                  int64_t size) {                                                             \
+    spread(logits, ids, y, rows, count, size);                                                                \
   }
 
 EXPORT(float, float32)
