@@ -202,8 +202,7 @@ async def _show_case(client: RouterClient, case: Case) -> bool:
     show.OUT.print(show.rounds_table(on.completion.rounds))
     with show.OUT.status("the same with speculation off"):
         off = await _run(client, case.request(SpeculationMode.OFF))
-    same = _compare(on, off)
-    return same
+    return _compare(on, off)
 
 
 def _prompt_text(prompt: Prompt) -> str:
