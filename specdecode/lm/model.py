@@ -20,7 +20,8 @@ from specdecode.errors import FailedPreconditionError
 from specdecode.lm.attention import ATTENTION_NAME, LayerShape, register_attention
 from specdecode.lm.cpu.fused import AttentionCall, fuse
 from specdecode.lm.cpu.kernels import MAX_BLOCK_SIZE, MAX_DIM, Kernels, load_kernels
-from specdecode.lm.draft_vocabulary import read_draft_vocabulary, reduce_head
+from specdecode.lm.cpu.stack import FusedStack
+from specdecode.lm.draft_vocabulary import FILE_NAME, read_draft_vocabulary, reduce_head
 from specdecode.lm.packing import can_pack, pack_linears
 from specdecode.types import ModelInfo
 
@@ -40,6 +41,7 @@ class LoadedModel:
         layers: what each layer stores for a token.
         num_parameters: weights, shared ones counted once.
         kernels: compiled ones that the model's layers run on; None: torch alone.
+        stack: the whole model on them; None where `module` has to be called.
         draft_vocabulary: [K] int64, the only ids whose logits are computed, ascending; None: all are.
     """
 
@@ -52,6 +54,7 @@ class LoadedModel:
     layers: tuple[LayerShape, ...]
     num_parameters: int
     kernels: Kernels | None = None
+    stack: FusedStack | None = None
     draft_vocabulary: Tensor | None = None
 
     def kernels_for(self, block_size: int) -> Kernels | None:
@@ -77,12 +80,30 @@ class LoadedModel:
             cores=cores_id() if self.device.type == "cpu" else "",
         )
 
+    @property
+    def num_columns(self) -> int:
+        """Ids whose logits are computed and may have mass."""
+        return self.vocab_size if self.draft_vocabulary is None else len(self.draft_vocabulary)
+
     def limited(self, vocab_size: int | None = None, max_length: int | None = None) -> LoadedModel:
-        """The same model with a smaller vocabulary or a shorter context, as given."""
+        """The same model with a smaller vocabulary or a shorter context, as given.
+
+        Raises:
+            FailedPreconditionError: nothing is left of its draft vocabulary.
+        """
+        size = min(self.vocab_size, vocab_size or self.vocab_size)
+        drafted = self.draft_vocabulary
+        if drafted is not None:
+            drafted = drafted[drafted < size]
+            if not len(drafted):
+                raise FailedPreconditionError(
+                    f"{self.name}: {FILE_NAME} has no id below {size}, the size of the tokenizer's vocabulary"
+                )
         return replace(
             self,
-            vocab_size=min(self.vocab_size, vocab_size or self.vocab_size),
+            vocab_size=size,
             max_length=min(self.max_length, max_length or self.max_length),
+            draft_vocabulary=drafted,
         )
 
 
@@ -163,7 +184,7 @@ def adopt_model(
         fuse(module, kernels, {index: layer.call for index, layer in enumerate(probed)})
     if can_pack(model.dtype, model.device):
         pack_linears(module, kernels)
-    model = replace(model, kernels=kernels)
+    model = replace(model, kernels=kernels, stack=None if kernels is None else FusedStack.of(module))
     check_paged_equals_plain(model, plain)
     return model
 

@@ -40,8 +40,6 @@ class PagedLM:
         self.pool = BlockPool(num_blocks, block_size, prefix_cache)
         self.kv = PagedKV(model.layers, num_blocks, block_size, model.dtype, model.device)
         self._kernels = model.kernels_for(block_size)
-        last_id = -1 if model.draft_vocabulary is None else int(model.draft_vocabulary[-1])
-        self._num_columns = max(model.vocab_size, last_id + 1)
 
     @property
     def max_length(self) -> int:
@@ -52,13 +50,24 @@ class PagedLM:
         """A sequence of this pool that holds nothing yet."""
         return KVSequence(self.pool, token_ids, salt)
 
-    @torch.inference_mode()
     def forward(self, chunks: Sequence[Chunk]) -> Tensor:
         """Runs the chunks, stores their KV and advances each sequence's `kv_len`.
 
         Returns:
             [Σ num_logits, vocab_size] logits in the model's dtype, in the order of the chunks; −∞ for ids
             that the model's draft vocabulary lacks.
+
+        Raises:
+            OutOfBlocksError: the pool can't hold them; reserve before to be sure. Nothing was run.
+        """
+        return self.spread(self.forward_columns(chunks))
+
+    @torch.inference_mode()
+    def forward_columns(self, chunks: Sequence[Chunk]) -> Tensor:
+        """`forward` without the ids that a draft vocabulary lacks.
+
+        Returns:
+            [Σ num_logits, C], a column for each id of the draft vocabulary, or of the whole one.
 
         Raises:
             OutOfBlocksError: the pool can't hold them; reserve before to be sure. Nothing was run.
@@ -70,6 +79,20 @@ class PagedLM:
         plan = AttentionPlan(self.kv, spans, device, self._kernels)
         tokens = torch.tensor([token for chunk in chunks for token in chunk.token_ids], device=device)
         rows = torch.tensor(_logit_rows(chunks), dtype=torch.long, device=device)
+        logits = self._run(tokens, rows, plan)
+        for chunk in chunks:
+            chunk.sequence.kv_len += len(chunk.token_ids)
+        return logits[:, : self.model.num_columns]
+
+    def _run(
+        self,
+        tokens: Tensor,  # [n] int64
+        rows: Tensor,  # [R] int64
+        plan: AttentionPlan,
+    ) -> Tensor:
+        """Logits of the tokens at `rows`: [R, size of the head]."""
+        if self.model.stack is not None:
+            return self.model.stack.run(tokens, rows, plan)
         output = self.model.module(
             input_ids=tokens[None],
             position_ids=plan.positions[None],
@@ -77,22 +100,20 @@ class PagedLM:
             logits_to_keep=rows,
             **{PLAN_KEYWORD: plan},
         )
-        for chunk in chunks:
-            chunk.sequence.kv_len += len(chunk.token_ids)
-        return self._all_columns(output.logits[0])[:, : self.model.vocab_size]
+        logits: Tensor = output.logits[0]
+        return logits
 
-    def _all_columns(
+    def spread(
         self,
-        logits: Tensor,  # [R, K or more than vocab_size]
+        logits: Tensor,  # [R, C]
     ) -> Tensor:
-        """A reduced head's columns where they belong, −∞ elsewhere: [R, V]."""
-        token_ids = self.model.draft_vocabulary
+        """Columns of `forward_columns` where their ids belong, −∞ elsewhere: [R, vocab_size]."""
+        token_ids, size = self.model.draft_vocabulary, self.model.vocab_size
         if token_ids is None:
             return logits
         if self.model.kernels is not None:
-            return self.model.kernels.spread(logits, token_ids, self._num_columns)
-        spread = logits.new_full((len(logits), self._num_columns), -torch.inf)
-        return spread.index_copy_(1, token_ids, logits)
+            return self.model.kernels.spread(logits, token_ids, size)
+        return logits.new_full((len(logits), size), -torch.inf).index_copy_(1, token_ids, logits)
 
 
 def _logit_rows(chunks: Sequence[Chunk]) -> list[int]:

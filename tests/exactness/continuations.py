@@ -49,7 +49,7 @@ class RememberingLM(PagedLM):
         self._logits: dict[Tokens, torch.Tensor] = {}
         self._fed: dict[KVSequence, list[int]] = {}
 
-    def forward(self, chunks: Sequence[Chunk]) -> torch.Tensor:
+    def forward_columns(self, chunks: Sequence[Chunk]) -> torch.Tensor:
         rows = []
         for chunk in chunks:
             chunk.sequence.reserve(len(chunk.token_ids))
@@ -57,15 +57,18 @@ class RememberingLM(PagedLM):
             fed = [*known, *chunk.token_ids]
             self._fed[chunk.sequence] = fed
             chunk.sequence.kv_len = len(fed)
-            rows += [self.logits(fed[: len(fed) - i]) for i in reversed(range(chunk.num_logits))]
-        return torch.stack(rows) if rows else torch.empty(0, self.model.vocab_size)
+            rows += [self._columns(fed[: len(fed) - i]) for i in reversed(range(chunk.num_logits))]
+        return torch.stack(rows) if rows else torch.empty(0, self.model.num_columns)
 
     def logits(self, context: Sequence[int]) -> torch.Tensor:
         """[vocab_size] after `context`."""
+        return self.spread(self._columns(context)[None])[0]
+
+    def _columns(self, context: Sequence[int]) -> torch.Tensor:
         key = tuple(context)
         if key not in self._logits:
             scratch = self.new_sequence(key)
-            self._logits[key] = super().forward([Chunk(scratch, key, 1)])[0]
+            self._logits[key] = super().forward_columns([Chunk(scratch, key, 1)])[0]
             scratch.release()
         return self._logits[key]
 

@@ -260,11 +260,11 @@ def test_best_tokens_takes_the_lowest_of_equals_and_names_rows_that_are_not_fini
 @pytest.mark.parametrize("rows", [1, 2, 15, 16, 17, 31, 32, 33, 48, 70])
 @pytest.mark.parametrize(("out_features", "in_features"), [(8, 32), (16, 64), (47, 96), (200, 576)])
 @pytest.mark.parametrize("has_bias", [False, True])
-def test_linear_on_tiles(rows: int, out_features: int, in_features: int, has_bias: bool) -> None:
+def test_linear(rows: int, out_features: int, in_features: int, has_bias: bool) -> None:
     kernels = load_kernels(torch.bfloat16)
     assert kernels is not None
     if not kernels.has_linear:
-        pytest.skip("this processor has no tiles")
+        pytest.skip("this processor multiplies neither tiles nor pairs")
     x = noise(rows, in_features, dtype=torch.bfloat16)
     weight = noise(out_features, in_features, seed=1, dtype=torch.bfloat16)
     bias = noise(out_features, seed=2, dtype=torch.bfloat16) if has_bias else None
@@ -275,11 +275,11 @@ def test_linear_on_tiles(rows: int, out_features: int, in_features: int, has_bia
     torch.testing.assert_close(actual.double(), expected, atol=0.02, rtol=2**-7)
 
 
-def test_a_row_on_tiles_is_the_same_to_the_bit_whatever_is_beside_it() -> None:
+def test_a_row_of_a_product_is_the_same_to_the_bit_whatever_is_beside_it() -> None:
     kernels = load_kernels(torch.bfloat16)
     assert kernels is not None
     if not kernels.has_linear:
-        pytest.skip("this processor has no tiles")
+        pytest.skip("this processor multiplies neither tiles nor pairs")
     x, weight = noise(70, 96, dtype=torch.bfloat16), noise(50, 96, seed=1, dtype=torch.bfloat16)
     together = kernels.linear(x, tiled(weight), None, 50)
     for row in range(70):

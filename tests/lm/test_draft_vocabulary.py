@@ -31,7 +31,11 @@ TOKEN_IDS = sorted(set(random_prompt(70, seed=3)))
 def logits_of(model: LoadedModel, prompt: list[int]) -> Tensor:
     """[len(prompt), vocab_size]."""
     lm = PagedLM(model, num_blocks=8)
-    return lm.forward([Chunk(lm.new_sequence(prompt), prompt, len(prompt))])
+    logits = lm.forward([Chunk(lm.new_sequence(prompt), prompt, len(prompt))])
+    columns = lm.forward_columns([Chunk(lm.new_sequence(prompt), prompt, len(prompt))])
+    assert columns.shape[1] == model.num_columns
+    assert torch.equal(lm.spread(columns), logits)
+    return logits
 
 
 def assert_reduced(found: Tensor, full: Tensor, token_ids: list[int], atol: float) -> None:
@@ -68,6 +72,13 @@ def test_a_smaller_vocabulary_cuts_a_reduced_head_too() -> None:
     prompt = [token % 90 for token in random_prompt(9)]
     cut = logits_of(model.limited(vocab_size=90), prompt)
     assert torch.equal(cut, logits_of(model, prompt)[:, :90])
+
+
+def test_a_vocabulary_without_any_of_its_ids_is_refused() -> None:
+    model = adopt_model(deepcopy(plain_model("llama")), "llama", draft_vocabulary=torch.tensor([50, 60]))
+    with pytest.raises(FailedPreconditionError, match=r"draft_vocabulary\.json has no id below 50"):
+        model.limited(vocab_size=50)
+    assert model.limited(vocab_size=51).num_columns == 1
 
 
 def test_only_the_rows_of_the_draft_vocabulary_are_kept() -> None:
@@ -131,7 +142,7 @@ def test_p_is_that_of_a_model_without_the_other_tokens(
     assert float(p.sum()) == pytest.approx(1.0, abs=1e-5)
     assert not p.index_fill(1, ids, 0.0).any()
     assert greedy_tokens(logits, [Window(params, [], 0)]).tolist() == ids[own.argmax(1)].tolist()
-    token_ids, q = restrict_top_k(p, 64, used)
+    token_ids, q = restrict_top_k(p, 64)
     assert set(token_ids[q > 0].tolist()) <= set(ids.tolist())
     assert float(q.sum()) == pytest.approx(1.0, abs=1e-5)
 

@@ -62,7 +62,7 @@ class Kernels:
         self._best_tokens, self._spread = found["best_tokens"], found["spread"]
         self._linear = found.get("linear")
         self.has_linear = self._linear is not None and bool(keeping.has_linear())
-        """Whether this processor multiplies tiles."""
+        """Whether this processor multiplies tiles or pairs."""
 
     def rms_norm(
         self,
