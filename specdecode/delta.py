@@ -2,9 +2,9 @@
 
 A delta directory holds `trained.safetensors` (tensors under their names in the draft, and `lm_head.rows`
 [K, d] where the head was trained), the draft's `config.json` and `draft_vocabulary.json`, and `distill.json`,
-which has the SHA-256 of the target's weights and, as `unchanged`, the target's name of each tensor that the
-draft takes as it is. `assemble` puts the draft together with the target's own directory, `write_delta` takes
-it apart.
+which has the SHA-256 of the target's weights (`target.weights_sha256`) and, as `unchanged`, the target's name
+of each tensor that the draft takes as it is. `assemble` puts the draft together with the target's own
+directory, `write_delta` takes it apart.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from specdecode.lm import draft_vocabulary
 
 TRAINED_NAME = "trained.safetensors"
 RECORD_NAME = "distill.json"
-TARGET_DIGEST = "target_weights_sha256"
 HEAD_ROWS = "lm_head.rows"
 _HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 
@@ -39,10 +38,11 @@ def assemble(target_dir: Path, delta_dir: Path, out_dir: Path, recipe: Mapping[s
         FailedPreconditionError: the delta belongs to another target, or its files contradict one another.
     """
     target, record = Weights(target_dir), _read_record(delta_dir)
-    if record[TARGET_DIGEST] != (found := target.sha256()):
+    expected = record["target"]["weights_sha256"]
+    if expected not in (found := target.sha256(), *target.file_digests()):
         raise FailedPreconditionError(
-            f"{delta_dir / RECORD_NAME}: trained for a target whose weights have SHA-256 "
-            f"{record[TARGET_DIGEST]}, those in {target_dir} have {found}: distill a draft for this target"
+            f"{delta_dir / RECORD_NAME}: trained for a target whose weights have SHA-256 {expected}, "
+            f"those in {target_dir} have {found}: distill a draft for this target"
         )
     tensors = _assembled(target, delta_dir, record["unchanged"])
     with replacing(out_dir, dict(recipe)) as staging:
@@ -61,11 +61,13 @@ def _read_record(delta_dir: Path) -> dict[str, Any]:
     path = delta_dir / RECORD_NAME
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
-        complete = isinstance(record[TARGET_DIGEST], str) and isinstance(record["unchanged"], dict)
+        complete = isinstance(record["target"]["weights_sha256"], str) and isinstance(
+            record["unchanged"], dict
+        )
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise FailedPreconditionError(f"{path}: can't be read: {error!r}") from error
     if not complete:
-        raise FailedPreconditionError(f"{path}: {TARGET_DIGEST} must be text, unchanged an object")
+        raise FailedPreconditionError(f"{path}: target.weights_sha256 must be text, unchanged an object")
     return dict(record)
 
 
@@ -118,11 +120,8 @@ def _check_complete(tensors: Mapping[str, Tensor], delta_dir: Path) -> None:
             )
 
 
-def write_delta(target_dir: Path, draft_dir: Path, out_dir: Path, record: Mapping[str, Any]) -> Path:
-    """Writes what of a draft differs from its target.
-
-    Args:
-        record: what `distill.json` says besides what `assemble` needs.
+def write_delta(target_dir: Path, draft_dir: Path, out_dir: Path) -> Path:
+    """Writes what of a draft differs from its target; what its own `distill.json` says stays.
 
     Raises:
         FailedPreconditionError: the draft's head differs from the target's outside its draft vocabulary.
@@ -147,11 +146,16 @@ def write_delta(target_dir: Path, draft_dir: Path, out_dir: Path, record: Mappin
             unchanged[name] = source
     out_dir.mkdir(parents=True, exist_ok=True)
     save_file(trained, out_dir / TRAINED_NAME)
-    own = {TARGET_DIGEST: target.sha256(), "unchanged": unchanged}
-    (out_dir / RECORD_NAME).write_text(json.dumps({**record, **own}, indent=2) + "\n", encoding="utf-8")
-    for name in ("config.json", draft_vocabulary.FILE_NAME):
+    path = draft_dir / RECORD_NAME
+    record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    record["target"] = {**record.get("target", {}), "weights_sha256": target.sha256()}
+    record["unchanged"] = unchanged
+    (out_dir / RECORD_NAME).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    for name in ("config.json", draft_vocabulary.FILE_NAME, "README.md"):
         if (draft_dir / name).is_file():
             shutil.copyfile(draft_dir / name, out_dir / name)
+    for picture in draft_dir.glob("*.png"):
+        shutil.copyfile(picture, out_dir / picture.name)
     return out_dir
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from specdecode.checkpoints import MANIFEST_NAME, Manifest, Weights, keep_only
-from specdecode.delta import HEAD_ROWS, RECORD_NAME, TARGET_DIGEST, TRAINED_NAME, assemble, write_delta
+from specdecode.delta import HEAD_ROWS, RECORD_NAME, TRAINED_NAME, assemble, write_delta
 from specdecode.errors import FailedPreconditionError
 from specdecode.lm.draft_vocabulary import write_draft_vocabulary
 from specdecode.lm.model import load_model
@@ -62,9 +63,11 @@ def draft_dir(target_dir: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def delta_dir(target_dir: Path, draft_dir: Path, tmp_path: Path) -> Path:
-    path = write_delta(target_dir, draft_dir, tmp_path / "delta", {"command": "specdecode distill"})
-    (path / "README.md").write_text("A card.")
-    return path
+    (draft_dir / "README.md").write_text("A card.")
+    (draft_dir / "curves.png").write_bytes(b"A picture.")
+    record = {"command": "specdecode distill", "target": {"name": "tiny"}}
+    (draft_dir / RECORD_NAME).write_text(json.dumps(record))
+    return write_delta(target_dir, draft_dir, tmp_path / "delta")
 
 
 def state_of(path: Path) -> dict[str, Tensor]:
@@ -95,6 +98,7 @@ def test_a_delta_holds_what_was_trained_and_nothing_else(delta_dir: Path) -> Non
     assert trained[HEAD_ROWS].shape == (len(TOKEN_IDS), 32)
     record = json.loads((delta_dir / RECORD_NAME).read_text())
     assert record["command"] == "specdecode distill"
+    assert record["target"]["name"] == "tiny"
     unchanged = record["unchanged"]
     assert unchanged["model.layers.1.self_attn.q_proj.weight"] == "model.layers.2.self_attn.q_proj.weight"
     assert unchanged["model.embed_tokens.weight"] == "model.embed_tokens.weight"
@@ -105,7 +109,14 @@ def test_the_assembled_directory_has_the_targets_tokenizer_and_the_card(
 ) -> None:
     out = assemble(target_dir, delta_dir, tmp_path / "out", RECIPE)
     names = {path.name for path in out.iterdir()}
-    assert {"README.md", RECORD_NAME, "draft_vocabulary.json", "config.json", MANIFEST_NAME} <= names
+    assert {
+        "README.md",
+        "curves.png",
+        RECORD_NAME,
+        "draft_vocabulary.json",
+        "config.json",
+        MANIFEST_NAME,
+    } <= names
     assert TRAINED_NAME not in names
     for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
         assert (out / name).read_bytes() == (target_dir / name).read_bytes()
@@ -118,7 +129,7 @@ def test_a_head_that_was_not_trained_is_the_targets(target_dir: Path, tmp_path: 
         model.lm_head.weight.data.copy_(own)
 
     draft = save_draft(target_dir, tmp_path / "draft", untrained)
-    delta = write_delta(target_dir, draft, tmp_path / "delta", {})
+    delta = write_delta(target_dir, draft, tmp_path / "delta")
     assert HEAD_ROWS not in load_file(delta / TRAINED_NAME)
     out = assemble(target_dir, delta, tmp_path / "out", RECIPE)
     assert torch.equal(state_of(out)["lm_head.weight"], state_of(draft)["lm_head.weight"])
@@ -130,7 +141,7 @@ def test_a_head_trained_outside_the_draft_vocabulary_has_no_delta(target_dir: Pa
 
     draft = save_draft(target_dir, tmp_path / "draft", trained_elsewhere)
     with pytest.raises(FailedPreconditionError, match=r"rows that draft_vocabulary\.json lacks"):
-        write_delta(target_dir, draft, tmp_path / "delta", {})
+        write_delta(target_dir, draft, tmp_path / "delta")
 
 
 def test_another_target_is_refused_with_both_fingerprints(
@@ -145,6 +156,14 @@ def test_another_target_is_refused_with_both_fingerprints(
     with pytest.raises(FailedPreconditionError, match=rf"distill\.json: .*{own}, those in .*{found}"):
         assemble(other, delta_dir, tmp_path / "out", RECIPE)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_target_may_be_named_by_the_digest_of_its_file(
+    target_dir: Path, delta_dir: Path, tmp_path: Path
+) -> None:
+    digest = hashlib.sha256((target_dir / "model.safetensors").read_bytes()).hexdigest()
+    recorded(delta_dir, target={"weights_sha256": digest})
+    assert assemble(target_dir, delta_dir, tmp_path / "out", RECIPE).is_dir()
 
 
 def test_the_fingerprint_does_not_depend_on_how_weights_are_spread_over_files(
@@ -176,8 +195,8 @@ def recorded(delta_dir: Path, **changes: Any) -> None:
     [
         (lambda d: (d / RECORD_NAME).write_text("{"), r"distill\.json: can't be read"),
         (lambda d: (d / RECORD_NAME).unlink(), r"distill\.json: can't be read"),
-        (lambda d: (d / RECORD_NAME).write_text("{}"), r"distill\.json: can't be read.*target_weights"),
-        (lambda d: recorded(d, **{TARGET_DIGEST: 5}), "must be text"),
+        (lambda d: (d / RECORD_NAME).write_text("{}"), r"distill\.json: can't be read.*target"),
+        (lambda d: recorded(d, target={"weights_sha256": 5}), "must be text"),
         (lambda d: recorded(d, unchanged={"model.norm.weight": "nothing"}), r"safetensors: can't be read"),
         (lambda d: recorded(d, unchanged={}), "is missing, its config.json expects"),
         (lambda d: (d / TRAINED_NAME).write_bytes(b"half"), r"trained\.safetensors: can't be read"),
@@ -206,7 +225,7 @@ def test_a_draft_may_take_everything_from_its_target(target_dir: Path, tmp_path:
     model.config.tie_word_embeddings = False
     model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
     model.save_pretrained(tmp_path / "draft")
-    delta = write_delta(target_dir, tmp_path / "draft", tmp_path / "delta", {})
+    delta = write_delta(target_dir, tmp_path / "draft", tmp_path / "delta")
     assert not load_file(delta / TRAINED_NAME)
     out = assemble(target_dir, delta, tmp_path / "out", RECIPE)
     assert AutoConfig.from_pretrained(out).num_hidden_layers == 1

@@ -151,7 +151,7 @@ def delta(tmp_path: Path, tiny_dir: Path) -> Path:
     model.config.tie_word_embeddings = False
     model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
     model.save_pretrained(tmp_path / "draft")
-    return write_delta(tiny_dir, tmp_path / "draft", tmp_path / "delta", {})
+    return write_delta(tiny_dir, tmp_path / "draft", tmp_path / "delta")
 
 
 @pytest.fixture
