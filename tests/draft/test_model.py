@@ -20,6 +20,7 @@ from draft_service.model import DraftLimits, ModelDrafter, ModelSequence
 from specdecode import sampling
 from specdecode.errors import InternalError, InvalidArgumentError, NumericalError
 from specdecode.lm.model import adopt_model
+from specdecode.lm.runner import Chunk
 from specdecode.types import Draft, Method, Propose, SamplingParams, SparseDistributions
 from tests.draft.tiny import (
     VOCAB_SIZE,
@@ -146,18 +147,28 @@ def test_drafts_and_kv_are_those_of_a_fresh_start_after_any_history(
     check_integrity(drafter)
 
 
-def test_a_rejection_costs_no_turn_of_its_own() -> None:
+def test_a_rejection_costs_no_turn_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A round of γ drafts is γ forwards of one token, whatever of the round before was accepted."""
     drafter = new_drafter()
     sequence = drafter.open(key(1), open_draft(1, tokens_of(1, 30)))
     draft = propose(drafter, sequence, 5)
+    forward, fed = drafter.lm.forward_columns, list[int]()
+
+    def counted(chunks: Sequence[Chunk]) -> torch.Tensor:
+        fed.append(sum(len(chunk.token_ids) for chunk in chunks))
+        return forward(chunks)
+
+    monkeypatch.setattr(drafter.lm, "forward_columns", counted)
     for accepted in (5, 0, 2, 4):
+        fed.clear()
         recovered = (draft.token_ids[accepted] + 1) % VOCAB_SIZE if accepted < 5 else 7
         new = (*draft.token_ids[:accepted], recovered)
         sequence.propose(Propose(1, sequence.committed_length, new, 5))
         assert sequence.num_missing == (2 if accepted == 5 else 1)
-        answers = [answer for _ in range(5) for answer in drafter.advance()]
-        (draft,) = (answer.draft for answer in answers)
-        assert not drafter.busy
+        (answer,) = run(drafter)
+        draft = answer.draft
+        assert len(draft.token_ids) == 5
+        assert fed == [2 if accepted == 5 else 1, 1, 1, 1, 1]
 
 
 def test_sequences_with_different_depths_share_the_turns() -> None:

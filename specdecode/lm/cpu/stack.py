@@ -24,18 +24,19 @@ class FusedStack:
 
     Args:
         module: whose layers are fused.
+        max_length: longest sequence.
     """
 
-    def __init__(self, module: Any) -> None:
+    def __init__(self, module: Any, max_length: int) -> None:
         self._embedding = module.model.embed_tokens.weight
         self._layers: list[FusedLayer] = list(module.model.layers)
         # Each norm follows the sum of the layer before it.
         self._norms = [layer.before for layer in self._layers] + [module.model.norm]
         self._head = module.lm_head
-        self._angles = _Angles(module.model.rotary_emb, self._embedding.dtype)
+        self._angles = _Angles(module.model.rotary_emb, self._embedding.dtype, max_length)
 
     @classmethod
-    def of(cls, module: Any) -> FusedStack | None:
+    def of(cls, module: Any, max_length: int) -> FusedStack | None:
         """The stack of a module; None where some part of it is not known."""
         if type(module).__name__ not in _MODELS or not type(module).__module__.startswith(
             "transformers.models."
@@ -43,7 +44,11 @@ class FusedStack:
             return None
         model = module.model
         known = type(model.embed_tokens) is nn.Embedding and isinstance(model.norm, FusedRMSNorm)
-        return cls(module) if known and all(isinstance(layer, FusedLayer) for layer in model.layers) else None
+        return (
+            cls(module, max_length)
+            if known and all(isinstance(layer, FusedLayer) for layer in model.layers)
+            else None
+        )
 
     def run(
         self,
@@ -64,11 +69,15 @@ class FusedStack:
 
 
 class _Angles:
-    """Cosines and sines of a rotary embedding by position, computed by its own code, once."""
+    """Cosines and sines of a rotary embedding by position, computed by its own code, once.
 
-    def __init__(self, rotary: Any, dtype: torch.dtype) -> None:
+    No further than the longest sequence: beyond it frequencies may be others (`dynamic`, `longrope`).
+    """
+
+    def __init__(self, rotary: Any, dtype: torch.dtype, max_length: int) -> None:
         self._rotary = rotary
         self._dtype = dtype
+        self._max_length = max_length
         self._cosine = self._sine = torch.empty(0, 0, dtype=dtype)
 
     def at(
@@ -78,7 +87,7 @@ class _Angles:
         """[n, dim] each."""
         last = int(positions.max())
         if last >= len(self._cosine):
-            self._extend(max(_FIRST_POSITIONS, 1 << last.bit_length()))
+            self._extend(min(max(_FIRST_POSITIONS, 1 << last.bit_length()), self._max_length))
         return self._cosine.index_select(0, positions), self._sine.index_select(0, positions)
 
     def _extend(self, length: int) -> None:
