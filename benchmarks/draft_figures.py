@@ -107,12 +107,13 @@ class DraftFigures:
         return pooled_ratio([run.num_emitted for run in runs], [run.num_rounds for run in runs])
 
     def alphas(self, kind: Kind, temperature: float) -> list[Estimate]:
-        """α by draft position."""
+        """α by draft position, as far as any draft was reached."""
         runs = self._accepted(kind, temperature)
-        positions = range(len(runs[0].tested))
-        return [
-            pooled_ratio([run.passed[i] for run in runs], [run.tested[i] for run in runs]) for i in positions
-        ]
+        passed, tested = (
+            zip(*(run.passed for run in runs), strict=True),
+            zip(*(run.tested for run in runs), strict=True),
+        )
+        return [pooled_ratio(own, of) for own, of in zip(passed, tested, strict=True) if any(of)]
 
     def step_ratio(self, method: str) -> Estimate:
         """Draft step over target step, turn by turn."""
@@ -194,8 +195,8 @@ class DraftFigures:
         hot = self.temperatures[-1]
         alphas = {kind: self.alphas(kind, hot) for kind in Kind}
         by_position = {
-            str(i): {kind.value: own[i] for kind, own in alphas.items()}
-            for i in range(len(alphas[Kind.CHAT]))
+            str(i): {kind.value: own[i] for kind, own in alphas.items() if i < len(own)}
+            for i in range(max(map(len, alphas.values())))
         }
         steps = {method: {"draft step / target step": self.step_ratio(method)} for method in self.methods}
         against = {

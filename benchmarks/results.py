@@ -114,10 +114,18 @@ def paired_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> 
 
 
 def pooled_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> Estimate:
-    """Σ numerators / Σ denominators of samples that mean the same, such as one a prompt."""
+    """Σ numerators / Σ denominators of samples that mean the same, such as one a prompt.
+
+    Raises:
+        ValueError: the denominators are all 0.
+    """
     above, below = (np.asarray(values, dtype=np.float64) for values in (numerators, denominators))
+    if not below.any():
+        raise ValueError("nothing to divide by")
     picks = np.random.default_rng(0).integers(len(above), size=(_RESAMPLES, len(above)))
-    low, high = np.percentile(above[picks].sum(axis=1) / below[picks].sum(axis=1), (2.5, 97.5))
+    totals = below[picks].sum(axis=1)
+    # A resample may hold none of the few samples that have anything.
+    low, high = np.percentile((above[picks].sum(axis=1)[totals > 0] / totals[totals > 0]), (2.5, 97.5))
     return Estimate(float(above.sum() / below.sum()), float(low), float(high), len(above))
 
 
