@@ -230,7 +230,10 @@ def draft_key(drafters: Mapping[DrafterKind, Drafter]) -> Key:
     offered = "+".join(sorted(kind.value for kind in drafters))
     if not isinstance(model, ModelDrafter):
         return key_of("draft", None, drafters=offered)
+    drafted = model.lm.model.draft_vocabulary
     more = {"block_size": model.lm.pool.block_size, "top_k": model.limits.top_k}
+    if drafted is not None:
+        more["vocabulary"] = len(drafted)
     return key_of("draft", model.lm.model, drafters=offered, **more)
 
 

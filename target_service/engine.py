@@ -33,7 +33,7 @@ from specdecode.types import (
     StepTimes,
     Verify,
 )
-from target_service.checks import check_open, check_verify
+from target_service.checks import check_open, check_target, check_verify
 from target_service.load import LoadMeter, NextStep, cached_tokens, is_awaited
 from target_service.scheduler import Scheduler, SchedulerLimits
 from target_service.sequence import SequenceKey, TargetSequence, Work
@@ -60,6 +60,9 @@ class Engine:
         generator: noise for `rejection` and `block`; seeded from the system's entropy when None.
         clock: seconds, for times and deadlines (epoch).
         trust_draft: whether q may be believed; a request can only be stricter.
+
+    Raises:
+        FailedPreconditionError: the model has a draft vocabulary.
     """
 
     def __init__(
@@ -70,6 +73,7 @@ class Engine:
         clock: Callable[[], float] = time.time,
         trust_draft: bool = True,
     ) -> None:
+        check_target(lm.model)
         self.lm = lm
         self.limits = limits or SchedulerLimits()
         self.scheduler = Scheduler(lm.pool, self.limits)

@@ -272,10 +272,10 @@ def drafter() -> Iterator[Mutation]:
         "drafts are sampled before top-p, q is sent after it",
         drawing,
         "    columns = sampling.inverse_cdf(probs, u.to(probs.device))  # [R]\n"
-        "    picks = token_ids.gather(1, columns[:, None])[:, 0]\n",
+        "    picks = ids.gather(1, columns[:, None])[:, 0]\n",
         "    from dataclasses import replace\n"
         "    early = [replace(w, params=replace(w.params, top_p=1.0)) for w in windows]\n"
-        "    early_ids, early_probs = _restricted(logits, early, top_k)\n"
+        "    early_ids, early_probs = _restricted(logits, early, top_k, token_ids)\n"
         "    picks = early_ids.gather(1, sampling.inverse_cdf(early_probs, u)[:, None])[:, 0]\n",
         f"{DRAWING}test_draws_follow_the_q_that_is_handed_on",
     )
@@ -283,16 +283,16 @@ def drafter() -> Iterator[Mutation]:
         "drafts are sampled from the whole of q, its top-k is sent",
         drawing,
         "    columns = sampling.inverse_cdf(probs, u.to(probs.device))  # [R]\n"
-        "    picks = token_ids.gather(1, columns[:, None])[:, 0]\n",
+        "    picks = ids.gather(1, columns[:, None])[:, 0]\n",
         "    picks = sampling.inverse_cdf(sampling.probabilities(logits, windows), u)\n",
         f"{DRAWING}test_draws_follow_the_q_that_is_handed_on",
     )
     yield one(
         "q is the draft's temperature-1 distribution",
         drawing,
-        "    return _draws(picks, torch.isfinite(probs).all(dim=1), supports(token_ids, probs))\n",
-        "    plain = logits.softmax(1).gather(1, token_ids)\n"
-        "    return _draws(picks, torch.isfinite(probs).all(dim=1), supports(token_ids, plain))\n",
+        "    return _draws(picks, torch.isfinite(probs).all(dim=1), supports(ids, probs))\n",
+        "    plain = logits.softmax(1).gather(1, ids)\n"
+        "    return _draws(picks, torch.isfinite(probs).all(dim=1), supports(ids, plain))\n",
         f"{DRAWING}test_draws_follow_the_q_that_is_handed_on",
     )
     yield one(

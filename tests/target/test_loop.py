@@ -216,7 +216,7 @@ def test_a_thread_that_dies_says_of_what() -> None:
 
 def test_a_failed_step_ends_what_is_open_and_nothing_later(start: Start) -> None:
     module = deepcopy(plain_model("llama"))
-    engine = Engine(PagedLM(adopt_model(module, "llama"), num_blocks=64))
+    engine = Engine(PagedLM(adopt_model(module, "llama", use_kernels=False), num_blocks=64))
     loop = start(engine)
     mine, other = Stream(loop), Stream(loop)
     mine.send(opening(0, PROMPT, max_tokens=40), prompt_lease(2))
@@ -363,7 +363,9 @@ def test_a_cohort_is_verified_in_one_step(start: Start) -> None:
     """The engine's clock moves only while a step runs: waiting for the cohort has no end of its own."""
     now = [0.0]
     module = deepcopy(plain_model("llama"))
-    engine = Engine(PagedLM(adopt_model(module, "llama"), num_blocks=64), clock=lambda: now[0])
+    engine = Engine(
+        PagedLM(adopt_model(module, "llama", use_kernels=False), num_blocks=64), clock=lambda: now[0]
+    )
 
     def advance(*args: Any) -> None:
         now[0] += 1.0
