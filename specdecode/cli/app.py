@@ -8,7 +8,19 @@ import typer
 from typer.core import TyperGroup
 
 from specdecode import __version__
-from specdecode.cli import calibrate, chat, demo, generate, models, operate, planning, show, simulate, up
+from specdecode.cli import (
+    calibrate,
+    chat,
+    demo,
+    distill,
+    generate,
+    models,
+    operate,
+    planning,
+    show,
+    simulate,
+    up,
+)
 from specdecode.cli.flags import bundled
 from specdecode.errors import SpecdecodeError
 
@@ -57,6 +69,7 @@ app.command()(demo.demo)
 app.command()(bundled(planning.plan, "SPECDECODE_PLAN_"))
 app.command(context_settings=simulate.PASSED_ON)(simulate.simulate)
 app.command()(bundled(calibrate.calibrate, "SPECDECODE_CALIBRATE_"))
+app.command()(bundled(distill.distill, "SPECDECODE_DISTILL_"))
 app.command()(bundled(operate.figures))
 app.add_typer(operate.policy, name="policy")
 app.add_typer(models.app, name="models")

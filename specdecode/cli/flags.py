@@ -336,7 +336,7 @@ def bundled(command: Callable[..., None], prefix: str = "SPECDECODE_") -> Callab
             bundles[parameter.name] = annotation
             parameters += _parameters_of(annotation, prefix)
         else:
-            hint = _with_variable(f"{prefix}{parameter.name.upper()}", annotation)
+            hint = _with_variable(f"{prefix}{parameter.name.upper()}", annotation, parameter.default)
             parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hint))
     takes_config = any(parameter.name == "config" for parameter in parameters)
     if not takes_config:
@@ -366,20 +366,24 @@ def _parameters_of(bundle: type[Any], prefix: str) -> list[inspect.Parameter]:
             field.name,
             inspect.Parameter.KEYWORD_ONLY,
             default=field.default,
-            annotation=_with_variable(f"{prefix}{field.name.upper()}", hints[field.name]),
+            annotation=_with_variable(f"{prefix}{field.name.upper()}", hints[field.name], field.default),
         )
         for field in dataclasses.fields(bundle)
     ]
 
 
-def _with_variable(variable: str, hint: Any) -> Any:
+def _with_variable(variable: str, hint: Any, default: object) -> Any:
     kind, declared = get_args(hint)
     if not isinstance(declared, OptionInfo) or declared.envvar is not None:
         return hint
     declared = copy.copy(declared)
     declared.envvar = variable
-    default = declared.show_default if isinstance(declared.show_default, str) else ""
-    declared.help = f"{declared.help} {note(default, [declared.envvar])}"
+    if isinstance(declared.show_default, str):
+        said = declared.show_default
+    else:
+        unsaid = default in (None, False, inspect.Parameter.empty)
+        said = "" if unsaid else str(default.value if isinstance(default, Enum) else default)
+    declared.help = f"{declared.help} {note(said, [variable])}"
     declared.show_default = declared.show_envvar = False
     return Annotated[kind, declared]
 

@@ -107,10 +107,10 @@ def test_simulate_takes_file_environment_and_command_line(tmp_path: Path) -> Non
 
 def test_sections_are_the_commands() -> None:
     names = {command.name or getattr(command.callback, "__name__", "") for command in app.registered_commands}
-    assert names - {"up", "demo"} == set(COMMANDS) - {"distill"}
+    assert names - {"up", "demo"} == set(COMMANDS)
 
 
-@pytest.mark.parametrize("name", sorted(set(COMMANDS) - {"simulate", "distill"}))
+@pytest.mark.parametrize("name", sorted(set(COMMANDS) - {"simulate"}))
 def test_every_option_has_a_variable(name: str) -> None:
     command = get_command(app).commands[name]  # type: ignore[attr-defined]
     options = [one for one in command.params if one.param_type_name == "option" and one.name != "help"]
