@@ -148,6 +148,27 @@ _CHAT_TASKS: tuple[tuple[str, tuple[str, ...]], ...] = (
 )
 
 
+CODE_WANTED = (
+    "Write a Python class for a bank account with deposits, withdrawals and a history of both.",
+    "Write a Python script that renames all photos in a folder by the date on which they were taken.",
+    "Write a JavaScript function that shows a countdown of ten seconds on a web page.",
+    "Write a SQL query that finds the three customers with the largest orders of the last month.",
+    "Write a Python generator that yields the lines of several log files in the order of their times.",
+    "Write a shell script that makes a backup of a folder every night and keeps the last seven.",
+    "Write a Java method that returns the shortest path between two stations of an underground map.",
+    "Write a Python function that splits a bill between friends who ordered different things.",
+    "Write an HTML page with a form for a newsletter and check the entry with JavaScript.",
+    "Write a C function that reverses the order of the words in a sentence in place.",
+    "Write unit tests in Python for a function that tells whether a year is a leap year.",
+    "Write a Python program for the game of hangman with a list of ten words.",
+    "Write a Rust function that reads a configuration file of lines like name = value into a map.",
+    "Write a Python decorator that measures how long a function takes and prints it.",
+    "Write a Go program that answers every HTTP request with the time of day.",
+    "Write a Python function that turns a number of seconds into hours, minutes and seconds.",
+)
+"""Answers are new code: neither chat nor copies."""
+
+
 class PromptKind(StrEnum):
     """What the answers are like."""
 

@@ -113,6 +113,22 @@ def paired_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> 
     return median_of([above / below for above, below in zip(numerators, denominators, strict=True)])
 
 
+def pooled_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> Estimate:
+    """Σ numerators / Σ denominators of samples that mean the same, such as one a prompt.
+
+    Raises:
+        ValueError: the denominators are all 0.
+    """
+    above, below = (np.asarray(values, dtype=np.float64) for values in (numerators, denominators))
+    if not below.any():
+        raise ValueError("nothing to divide by")
+    picks = np.random.default_rng(0).integers(len(above), size=(_RESAMPLES, len(above)))
+    totals = below[picks].sum(axis=1)
+    # A resample may hold none of the few samples that have anything.
+    low, high = np.percentile((above[picks].sum(axis=1)[totals > 0] / totals[totals > 0]), (2.5, 97.5))
+    return Estimate(float(above.sum() / below.sum()), float(low), float(high), len(above))
+
+
 def rate_of(count: int, total: int, per: float = 1.0) -> Estimate:
     """Share of `total` trials, times `per`, with Wilson's interval, which has a width at 0 of n too."""
     share, z = count / total, 1.96

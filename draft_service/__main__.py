@@ -16,11 +16,13 @@ import torch
 
 from draft_service.calibration import calibrate
 from draft_service.drafting import Drafter, SequenceKey
+from draft_service.lookup import NgramDrafter
 from draft_service.loop import DraftLoop
 from draft_service.model import DraftLimits, ModelDrafter
-from draft_service.ngram import NgramDrafter
 from draft_service.ngram_index import MatchChoice, NgramOptions
 from draft_service.service import SERVICE_NAME, DraftServicer
+from draft_service.suffix import SuffixDrafter
+from draft_service.suffix_index import SuffixOptions
 from specdecode import __version__, models, tokenizer
 from specdecode.config import DraftSettings, load_settings
 from specdecode.cores import cores_id
@@ -53,15 +55,19 @@ def build_offer(settings: DraftSettings) -> Offer:
     """
     choice = MatchChoice(settings.ngram_match)
     options = NgramOptions(settings.ngram_min, settings.ngram_max, choice, settings.ngram_trust)
-    ngram = NgramDrafter(options)
-    if settings.model is None:
-        return Offer({DrafterKind.NGRAM: ngram}, _ngram_info())
-    drafter, info = _load(models.resolve(settings.model), settings)
-    warm_up(drafter)
-    return Offer({DrafterKind.NGRAM: ngram, DrafterKind.MODEL: drafter}, info)
+    drafters: dict[DrafterKind, Drafter] = {DrafterKind.NGRAM: NgramDrafter(options)}
+    if settings.suffix_tokens:
+        suffix = SuffixOptions(trust=settings.ngram_trust)
+        drafters[DrafterKind.SUFFIX] = SuffixDrafter(suffix, settings.suffix_tokens)
+    info = _lookup_info()
+    if settings.model is not None:
+        model, info = _load(models.resolve(settings.model), settings)
+        warm_up(model)
+        drafters[DrafterKind.MODEL] = model
+    return Offer(drafters, replace(info, drafters=tuple(drafters)))
 
 
-def _ngram_info() -> ModelInfo:
+def _lookup_info() -> ModelInfo:
     """Without a model there is no vocabulary of its own: any target's ids will do."""
     return ModelInfo(
         name="ngram",
@@ -70,7 +76,6 @@ def _ngram_info() -> ModelInfo:
         max_length=0,
         dtype="",
         device="",
-        drafters=(DrafterKind.NGRAM,),
         version=__version__,
         cores=cores_id(),
     )
@@ -90,7 +95,6 @@ def _load(path: Path, settings: DraftSettings) -> tuple[ModelDrafter, ModelInfo]
     info = replace(
         model.info(tokenizer.fingerprint(tokens), tokenizer.eos_token_ids(path, tokens)),
         max_length=lm.max_length,
-        drafters=(DrafterKind.NGRAM, DrafterKind.MODEL),
         block_size=lm.pool.block_size,
         num_blocks=lm.pool.num_blocks,
         version=__version__,
@@ -138,7 +142,7 @@ async def start(settings: DraftSettings) -> Running:
     port = await server.start(settings.host, settings.port)
     on_main_thread(loop.run)
     ended = asyncio.wrap_future(loop.ended)
-    await server.set_serving()
+    server.set_serving()
     kinds = " and ".join(kind.value for kind in offer.drafters)
     logger.info("serving drafts by %s (model %s) on %s:%d", kinds, offer.info.name, settings.host, port)
     return Running(server, on_stopped=partial(asyncio.to_thread, loop.stop), watched=ended)

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from draft_service.drafting import Drafter, DraftSequence, SequenceKey
+from draft_service.lookup import LookupDrafter
 from draft_service.model import ModelDrafter, ModelSequence
-from draft_service.ngram import NgramDrafter
 from specdecode.calibrations import Key, kept_or_measured, key_of
 from specdecode.config import CalibrationMode
 from specdecode.cost_tables import Calibration, DraftCosts, DraftSample
@@ -116,11 +116,16 @@ class ModelBench(Bench):
         self._pretended.forget(s.kv for s in sequences if isinstance(s, ModelSequence))
 
 
-class NgramBench(Bench):
-    """The n-gram drafter."""
+class LookupBench(Bench):
+    """A drafter that looks up."""
 
-    kind = DrafterKind.NGRAM
     single_pass = True
+
+    def __init__(
+        self, kind: DrafterKind, drafter: Drafter, max_draft_tokens: int, max_sequences: int
+    ) -> None:
+        super().__init__(drafter, max_draft_tokens, max_sequences)
+        self.kind = kind
 
     def holds(self, shape: RoundShape) -> bool:
         """Always."""
@@ -214,7 +219,9 @@ def _order(number: int, tokens: tuple[int, ...], kind: DrafterKind, *, greedy: b
     method = Method.GREEDY if greedy else Method.REJECTION
     # A salt for each: none waits for another's prefix, and no request ever finds one.
     salt = b"calibration" + number.to_bytes(8, "little")
-    return OpenDraft(number, tokens, len(tokens), sampling, method, kind, cache_salt=salt)
+    return OpenDraft(
+        number, tokens, len(tokens), sampling, method, kind, cache_salt=salt, remembers_output=False
+    )
 
 
 def draft_key(drafters: Mapping[DrafterKind, Drafter]) -> Key:
@@ -223,18 +230,21 @@ def draft_key(drafters: Mapping[DrafterKind, Drafter]) -> Key:
     offered = "+".join(sorted(kind.value for kind in drafters))
     if not isinstance(model, ModelDrafter):
         return key_of("draft", None, drafters=offered)
+    drafted = model.lm.model.draft_vocabulary
     more = {"block_size": model.lm.pool.block_size, "top_k": model.limits.top_k}
+    if drafted is not None:
+        more["vocabulary"] = len(drafted)
     return key_of("draft", model.lm.model, drafters=offered, **more)
 
 
 def benches(drafters: Mapping[DrafterKind, Drafter], max_sequences: int) -> list[Bench]:
     """Every drafter that can be measured."""
     found: list[Bench] = []
-    for drafter in drafters.values():
+    for kind, drafter in drafters.items():
         if isinstance(drafter, ModelDrafter):
             found.append(ModelBench(drafter, max_sequences))
-        elif isinstance(drafter, NgramDrafter):
-            found.append(NgramBench(drafter, max(DEPTHS), max_sequences))
+        elif isinstance(drafter, LookupDrafter):
+            found.append(LookupBench(kind, drafter, max(DEPTHS), max_sequences))
     return found
 
 

@@ -2,7 +2,8 @@
 
 All but greedy draw from q: the request's distribution after all its transforms, restricted to its `top_k`
 most probable tokens and renormalised. What is drawn from is what is handed on as q, to the bit.
-Randomness is an argument.
+Randomness is an argument. `token_ids` says what the columns of logits stand for where these are not all ids
+of the vocabulary; a window that adjusts the logits of ids needs all of them. On a CPU kernels do the same.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ import torch
 from torch import Tensor
 
 from specdecode import sampling
-from specdecode.lm.cpu import SamplingKernels
+from specdecode.lm.cpu import DraftedRows, Kernels
+from specdecode.noise import to_int64
 from specdecode.types import SparseDistributions
 
 
@@ -41,42 +43,57 @@ Draws = list[Draw | None]
 
 
 def draw_greedy(
-    logits: Tensor,  # [R, V]
+    logits: Tensor,  # [R, C]
     windows: Sequence[sampling.Window],  # one row each
+    kernels: Kernels | None = None,
+    token_ids: Tensor | None = None,  # [C] int64
 ) -> Draws:
     """The most probable token after penalties, bias and bans."""
-    logits = sampling.penalised_logits(logits, windows)
-    token_ids = logits.argmax(dim=1)  # [R]
-    drawable = torch.isfinite(logits.gather(1, token_ids[:, None])[:, 0])
-    return _draws(token_ids, drawable, None)
+    adjusted = sampling.penalised_logits(logits, windows)
+    if kernels is not None and adjusted.dtype == kernels.dtype:
+        columns, finite = kernels.best_tokens(adjusted)
+        if bool(finite.all()):
+            return _draws(_ids_of(columns, token_ids), finite, None)
+    columns = adjusted.argmax(dim=1)  # [R]
+    drawable = torch.isfinite(adjusted.gather(1, columns[:, None])[:, 0])
+    return _draws(_ids_of(columns, token_ids), drawable, None)
 
 
 def draw_sampled(
-    logits: Tensor,  # [R, V]
+    logits: Tensor,  # [R, C]
     windows: Sequence[sampling.Window],  # one row each
     u: Tensor,  # [R] float64 in [0, 1)
     top_k: int,
-    kernels: SamplingKernels | None = None,
+    kernels: Kernels | None = None,
+    token_ids: Tensor | None = None,  # [C] int64
 ) -> Draws:
     """Independent draws from q, for `rejection` and `block`, with q."""
-    token_ids, probs = _restricted(logits, windows, top_k, kernels)  # [R, K] each
+    drafted = _drafted(logits, windows, u, top_k, kernels, token_ids)
+    if drafted is not None:
+        return _draws_of(drafted, with_q=True)
+    ids, probs = _restricted(logits, windows, top_k, token_ids)  # [R, K] each
     columns = sampling.inverse_cdf(probs, u.to(probs.device))  # [R]
-    picks = token_ids.gather(1, columns[:, None])[:, 0]
-    return _draws(picks, torch.isfinite(probs).all(dim=1), supports(token_ids, probs))
+    picks = ids.gather(1, columns[:, None])[:, 0]
+    return _draws(picks, torch.isfinite(probs).all(dim=1), supports(ids, probs))
 
 
 def draw_coupled(
-    logits: Tensor,  # [R, V]
+    logits: Tensor,  # [R, C]
     windows: Sequence[sampling.Window],  # one row each
     seeds: Sequence[int],  # [R], up to 2**64 - 1
     choice_indices: Sequence[int],  # [R]
     top_k: int,
-    kernels: SamplingKernels | None = None,
+    kernels: Kernels | None = None,
+    token_ids: Tensor | None = None,  # [C] int64
 ) -> Draws:
     """What the target would pick, were q its distribution: argmin e / q with the request's shared noise."""
-    token_ids, probs = _restricted(logits, windows, top_k, kernels)  # [R, K] each
     positions = [len(window.token_ids) for window in windows]
-    picks = sampling.coupled_support_tokens(token_ids, probs, seeds, choice_indices, positions)  # [R]
+    origins = [(to_int64(seed), *rest) for seed, *rest in zip(seeds, choice_indices, positions, strict=True)]
+    drafted = _drafted(logits, windows, torch.tensor(origins), top_k, kernels, token_ids)
+    if drafted is not None:
+        return _draws_of(drafted, with_q=False)
+    ids, probs = _restricted(logits, windows, top_k, token_ids)  # [R, K] each
+    picks = sampling.coupled_support_tokens(ids, probs, seeds, choice_indices, positions)  # [R]
     return _draws(picks, torch.isfinite(probs).all(dim=1), None)
 
 
@@ -99,16 +116,38 @@ def joined(supports: Sequence[Support]) -> SparseDistributions:
     )
 
 
+def _drafted(
+    logits: Tensor,  # [R, C]
+    windows: Sequence[sampling.Window],
+    noise: Tensor,  # [R] float64, or [R, 3] int64
+    top_k: int,
+    kernels: Kernels | None,
+    token_ids: Tensor | None,  # [C] int64
+) -> DraftedRows | None:
+    """What the kernels draw; None where there are none for these logits."""
+    if kernels is None or not kernels.sampling.takes(logits):
+        return None
+    adjusted = sampling.penalised_logits(logits, windows)
+    return kernels.sampling.drafts(adjusted, [window.params for window in windows], top_k, token_ids, noise)
+
+
 def _restricted(
-    logits: Tensor,  # [R, V]
+    logits: Tensor,  # [R, C]
     windows: Sequence[sampling.Window],
     top_k: int,
-    kernels: SamplingKernels | None,
+    token_ids: Tensor | None,  # [C] int64
 ) -> tuple[Tensor, Tensor]:
     """Token ids [R, K] and q [R, K] float32."""
-    p = sampling.probabilities(logits, windows, kernels)
-    token_ids, probs = sampling.restrict_top_k(p, top_k, kernels)
-    return token_ids, probs.float()
+    columns, probs = sampling.restrict_top_k(sampling.probabilities(logits, windows), top_k)
+    return _ids_of(columns, token_ids), probs.float()
+
+
+def _ids_of(
+    columns: Tensor,  # [...] int64
+    token_ids: Tensor | None,  # [C] int64
+) -> Tensor:
+    """[...] int64."""
+    return columns if token_ids is None else token_ids[columns]
 
 
 def _draws(
@@ -120,4 +159,14 @@ def _draws(
     return [
         Draw(token, q[row] if q is not None else None) if good[row] else None
         for row, token in enumerate(tokens)
+    ]
+
+
+def _draws_of(drafted: DraftedRows, with_q: bool) -> Draws:
+    """Rows of a kernel's answer; copies, or a draft would keep every other row alive."""
+    return [
+        None if count == 0 else Draw(token, Support(ids[:count].copy(), q[:count].copy()) if with_q else None)
+        for token, count, ids, q in zip(
+            drafted.tokens, drafted.counts, drafted.token_ids, drafted.q, strict=True
+        )
     ]

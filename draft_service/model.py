@@ -17,7 +17,7 @@ from torch import Tensor
 
 from draft_service.drafting import Answer, SequenceKey
 from draft_service.drawing import Draw, Draws, Support, draw_coupled, draw_greedy, draw_sampled, joined
-from draft_service.ngram import common_prefix
+from draft_service.lookup import common_prefix
 from specdecode.errors import InvalidArgumentError, NumericalError, SpecdecodeError
 from specdecode.lm.runner import Chunk, PagedLM
 from specdecode.sampling import Window
@@ -25,7 +25,10 @@ from specdecode.types import MAX_DRAFT_TOKENS, Draft, Method, OpenDraft, Propose
 
 _SHORT_FEED = MAX_DRAFT_TOKENS + 1
 """Most tokens that a sequence between two rounds feeds; more is a prefill."""
-_NO_DISTRIBUTION = "the draft model has no distribution here: its logits hold NaN, or no token is permitted"
+_NO_DISTRIBUTION = (
+    "the draft model has no distribution here: its logits hold NaN, "
+    "or no token that it may draft is permitted"
+)
 
 
 @dataclass(frozen=True)
@@ -180,8 +183,6 @@ class ModelDrafter:
         self.lm = lm
         self.limits = limits
         self._generator = generator
-        kernels = lm.model.kernels
-        self._kernels = None if kernels is None else kernels.sampling
         self._waiting: dict[SequenceKey, ModelSequence] = {}
         # Holders of blocks, the least recently used first.
         self._resident: dict[SequenceKey, ModelSequence] = {}
@@ -238,7 +239,7 @@ class ModelDrafter:
         feeds = self._plan()
         if feeds:
             chunks = [Chunk(f.sequence.kv, f.sequence.missing(f.count), int(f.draws)) for f in feeds]
-            logits = self.lm.forward(chunks)
+            logits = self.lm.forward_columns(chunks)
             for feed in feeds:
                 feed.sequence.kv.publish()
             answers += self._draw([feed.sequence for feed in feeds if feed.draws], logits)
@@ -309,7 +310,7 @@ class ModelDrafter:
     def _draw(
         self,
         sequences: list[ModelSequence],
-        logits: Tensor,  # [R, V], one row a sequence
+        logits: Tensor,  # [R, C], one row a sequence
     ) -> list[Answer]:
         """Appends one draft to each sequence; answers those for whom nothing can be drawn.
 
@@ -323,7 +324,7 @@ class ModelDrafter:
         for method, members in rows.items():
             chosen = [sequences[row] for row in members]
             picked = logits if len(members) == len(sequences) else logits[members]
-            for sequence, draw in zip(chosen, self._draws(method, chosen, picked.float()), strict=True):
+            for sequence, draw in zip(chosen, self._draws(method, chosen, picked), strict=True):
                 if draw is not None:
                     sequence.append(draw)
                     continue
@@ -336,17 +337,20 @@ class ModelDrafter:
         self,
         method: Method,
         sequences: list[ModelSequence],
-        logits: Tensor,  # [R, V] float32
+        logits: Tensor,  # [R, C]
     ) -> Draws:
         windows = [sequence.window() for sequence in sequences]
-        top_k = self.limits.top_k
+        token_ids = self.lm.model.draft_vocabulary
+        if token_ids is not None and any(window.adjusts_logits for window in windows):
+            logits, token_ids = self.lm.spread(logits), None
+        top_k, kernels = self.limits.top_k, self.lm.model.kernels
         match method:
             case Method.GREEDY:
-                return draw_greedy(logits, windows)
+                return draw_greedy(logits, windows, kernels, token_ids)
             case Method.COUPLED:
                 seeds = [sequence.order.seed for sequence in sequences]
                 choices = [sequence.order.choice_index for sequence in sequences]
-                return draw_coupled(logits, windows, seeds, choices, top_k, self._kernels)
+                return draw_coupled(logits, windows, seeds, choices, top_k, kernels, token_ids)
             case Method.REJECTION | Method.BLOCK:
                 u = torch.rand(len(sequences), dtype=torch.float64, generator=self._generator)
-                return draw_sampled(logits, windows, u, top_k, self._kernels)
+                return draw_sampled(logits, windows, u, top_k, kernels, token_ids)

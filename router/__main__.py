@@ -51,7 +51,6 @@ class _Health:
         self._server = server
         self._available = False
         self._begun = False
-        self._tasks: set[asyncio.Task[None]] = set()
 
     def begin(self) -> None:
         self._begun = True
@@ -64,10 +63,10 @@ class _Health:
     def _report(self) -> None:
         if not self._begun:
             return
-        change = self._server.set_serving() if self._available else self._server.set_not_serving()
-        task = asyncio.get_running_loop().create_task(change)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        if self._available:
+            self._server.set_serving()
+        else:
+            self._server.set_not_serving()
 
 
 def main() -> int:

@@ -347,4 +347,6 @@ def _open_order(seat: DraftSeat, sequence: int) -> OpenDraft:
         choice_index=choice.index,
         traceparent=choice.request.traceparent,
         cache_salt=resolved.cache_salt,
+        traffic_class=resolved.traffic_class,
+        remembers_output=resolved.remember_output,
     )

@@ -39,7 +39,7 @@ _MAX_TESTS = 2000.0
 # Labels come from clients; what was used the longest time ago is forgotten.
 _MAX_CLASSES = 4096
 # α of a drafter that nothing is known of. It decides what is tried first, no more.
-_FIRST_ALPHA = {DrafterKind.MODEL: 0.5, DrafterKind.NGRAM: 0.3}
+_FIRST_ALPHA = {DrafterKind.MODEL: 0.5, DrafterKind.NGRAM: 0.3, DrafterKind.SUFFIX: 0.3}
 
 _TEMPERATURES = (1e-9, 0.5, 0.9, 1.2)
 _OFFSETS = (16, 64, 256)
@@ -107,7 +107,7 @@ def ignores_transforms(drafter: DrafterKind, sampling: SamplingParams) -> bool:
     """Whether the target bends the distribution in a way that this drafter knows nothing of: what such
     requests accept says nothing of others. The model drafter applies everything.
     """
-    return drafter is DrafterKind.NGRAM and bool(
+    return drafter.looks_up and bool(
         sampling.has_penalties
         or sampling.logit_bias
         or sampling.allowed_token_ids is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import time
@@ -14,6 +15,7 @@ import grpc
 from router.parsing import parse_request
 from router.router import Router
 from router.run_time_policy import changed, differences, options_of
+from specdecode.requests import GenerateRequest
 from specdecode.serving import aborting
 from specdecode.v1 import router_service_pb2 as pb
 from specdecode.wire import (
@@ -31,6 +33,9 @@ SERVICE_NAME = "specdecode.v1.RouterService"
 
 # Version, trace, span, flags; versions to come may have more behind it, which nobody here could read.
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+
+_LARGE_BYTES = 16 * 1024
+"""From here on a request is read beside the event loop: others' streams go on meanwhile."""
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -62,7 +67,7 @@ class RouterFront:
     async def generate(self, data: bytes, context: Context) -> None:
         """Writes the pieces of a GenerateRequest; the only choice's error ends the call."""
         async with aborting(context):
-            request = generate_request_from_proto(parse_request(pb.GenerateRequest, data))
+            request = await _read(data)
             remaining = context.time_remaining()
             deadline = None if remaining is None else time.time() + remaining
             alone = request.n in (None, 1)
@@ -95,6 +100,17 @@ class RouterFront:
         self._router.policy = after
         logger.info("policy set by %s: %s", context.peer(), differences(before, after) or "no change")
         return pb.SetPolicyResponse(policy=policy_to_proto(options_of(after)))
+
+
+async def _read(data: bytes) -> GenerateRequest:
+    """The request, read beside the event loop if it is large."""
+    if len(data) < _LARGE_BYTES:
+        return _read_now(data)
+    return await asyncio.to_thread(_read_now, data)
+
+
+def _read_now(data: bytes) -> GenerateRequest:
+    return generate_request_from_proto(parse_request(pb.GenerateRequest, data))
 
 
 def _unary(method: Any, request: Any, response: Any) -> grpc.RpcMethodHandler[Any, Any]:

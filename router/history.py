@@ -38,6 +38,7 @@ TEMPERS = {
     # (On simulated requests that switch every 4 to 33 rounds this predicts within 3 % of the best setting for
     # each; of requests of a steady α of their own, the model's within 0.2 %.)
     DrafterKind.NGRAM: Temper(0.5, 0.6, 4, 32),
+    DrafterKind.SUFFIX: Temper(0.5, 0.6, 4, 32),
     DrafterKind.MODEL: Temper(3.0, 0.95, 16, 512),
 }
 
@@ -104,7 +105,7 @@ class DrafterHistory:
         tested, passed = list(result.tested), list(result.passed)
         is_short = len(tested) < num_asked and result.finish_reason is None
         # A model's draft is short only where its limits or a stop id make it so.
-        if tested and is_short and self._key.drafter is DrafterKind.NGRAM:
+        if tested and is_short and self._key.drafter.looks_up:
             tested.append(passed[-1])
             passed.append(0.0)
         self._observe(tested, passed)

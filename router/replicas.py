@@ -116,7 +116,10 @@ class Link(ABC, Generic[Sent, Received]):
             problem = await self._run_stream()
             if self.epoch > epoch:
                 pause, told = _FIRST_PAUSE_SECONDS, ""
-            level = logging.DEBUG if problem.message == told else logging.WARNING
+            # A service that starts beside the router is not there at first.
+            starting = not self.first_contact.done() and isinstance(problem, UnavailableError)
+            level = logging.INFO if starting else logging.WARNING
+            level = logging.DEBUG if problem.message == told else level
             logger.log(level, "%s %s: %s; trying again", self.kind, self.address, problem.message)
             told = problem.message
             await asyncio.sleep(pause * random.uniform(0.75, 1.25))
@@ -185,7 +188,10 @@ class Link(ABC, Generic[Sent, Received]):
                         else:
                             await call.write(message)
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            call.cancel()  # the reader learns why
+            pass  # the reader learns why
+        finally:
+            # Whatever ended it: a link that is up but silent would hold its requests for ever.
+            call.cancel()
 
     @abstractmethod
     async def _hello(self, channel: grpc.aio.Channel) -> ModelInfo:

@@ -214,7 +214,9 @@ class ReplicaLoop:
 
     def _save_for_probes(self, frame: StepFrame) -> None:
         """A share of the time of the steps since the last frame; a replica that is new counts from anew."""
-        num_steps = max(frame.step - self._last_step, 1)
+        if not frame.step:
+            return  # news between steps
+        num_steps = max(frame.step - self._last_step, 1) if self._last_step else 1
         self._last_step = frame.step
         seconds = frame.load.step_seconds
         saved = self._probe_seconds + self.policy.probe_share * seconds * num_steps

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
@@ -20,7 +20,7 @@ from router.request import Choice, Round
 from specdecode.requests import SpeculationMode
 from specdecode.types import DrafterKind, StepResult
 
-_PREFERENCE = (DrafterKind.MODEL, DrafterKind.NGRAM)
+_PREFERENCE = (DrafterKind.MODEL, DrafterKind.SUFFIX, DrafterKind.NGRAM)
 """Whom a request gets that wants drafts whatever they cost, and names nobody."""
 
 
@@ -162,12 +162,14 @@ class Seat:
                 history.probed(False, self.choice.num_output)
 
     def looked_up(self, found: Foresight) -> None:
-        """Takes what a drafter proposed beside a lease."""
+        """Takes what a drafter proposed beside a lease; nothing if it was asked elsewhere."""
+        history = self.histories.get(found.drafter)
+        if history is None:
+            return
         if found.token_ids:
             self.foresight = found
             self.compare_foresight()
-        elif found.drafter in self.histories:
-            history = self.histories[found.drafter]
+        else:
             history.said_nothing()
             history.probed(False, self.choice.num_output)
 
@@ -220,7 +222,7 @@ def _offers(seats: Sequence[Seat], drafts: DraftDesk, policy: PolicySettings) ->
         asked = [
             (index, seat, seat.history(kind, name))
             for index, seat in enumerate(seats)
-            if _may_use(seat, kind, policy)
+            if _may_use(seat, kind, policy, drafts.offered)
         ]
         if not asked:
             continue
@@ -248,13 +250,18 @@ def _offer(
     )
 
 
-def _may_use(seat: Seat, kind: DrafterKind, policy: PolicySettings) -> bool:
-    """Whom the request asks for, else the operator's, else any; nobody where the request wants none."""
+def _may_use(seat: Seat, kind: DrafterKind, policy: PolicySettings, offered: Collection[DrafterKind]) -> bool:
+    """Whom the request asks for, else the operator's, else any; nobody where the request wants none.
+
+    N-gram look-ups that nobody asked for are left to the suffix drafter, which finds what they find.
+    """
     resolved = seat.choice.resolved
     if resolved.mode is SpeculationMode.OFF:
         return False
     wanted = resolved.drafter or policy.drafter
-    return wanted is None or wanted is kind
+    if wanted is None:
+        return kind is not DrafterKind.NGRAM or DrafterKind.SUFFIX not in offered
+    return wanted is kind
 
 
 def _depth(seat: Seat, policy: PolicySettings) -> int:

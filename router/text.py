@@ -7,7 +7,6 @@ to be.
 
 from __future__ import annotations
 
-import asyncio
 import codecs
 import json
 from collections import deque
@@ -29,7 +28,7 @@ from specdecode.tokenizer import (
 
 _REPLACEMENT = "\ufffd"
 
-# Above this many characters a prompt is tokenised in a thread, so that streams go on meanwhile.
+# From this many characters on by `encode_batch`, which lets other threads run; `encode` does not.
 _LONG_TEXT = 4096
 
 
@@ -51,11 +50,11 @@ class Tokenizer:
         self.eos_token_ids = eos_token_ids(path, self._tokenizer)
         self.max_token_bytes = max(len(token.encode()) for token in self._tokenizer.get_vocab())
 
-    async def encode_text(self, text: str) -> tuple[int, ...]:
+    def encode_text(self, text: str) -> tuple[int, ...]:
         """Ids of a text as is, with the special tokens that the tokenizer itself adds."""
-        return await self._encode(text, add_special_tokens=True)
+        return self._encode(text, add_special_tokens=True)
 
-    async def encode_chat(self, messages: Sequence[tuple[str, str]]) -> tuple[int, ...]:
+    def encode_chat(self, messages: Sequence[tuple[str, str]]) -> tuple[int, ...]:
         """Ids of (role, content) messages, rendered by the chat template, ready for the assistant's answer.
 
         Raises:
@@ -70,15 +69,12 @@ class Tokenizer:
             )
         except TemplateError as error:
             raise InvalidArgumentError.of("chat", f"refused by the model's template: {error}") from error
-        return await self._encode(text, add_special_tokens=False)
+        return self._encode(text, add_special_tokens=False)
 
-    async def _encode(self, text: str, add_special_tokens: bool) -> tuple[int, ...]:
+    def _encode(self, text: str, add_special_tokens: bool) -> tuple[int, ...]:
         if len(text) < _LONG_TEXT:
             return tuple(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
-        encodings = await asyncio.to_thread(  # encode_batch lets other threads run, encode does not
-            self._backend.encode_batch, [text], add_special_tokens=add_special_tokens
-        )
-        return tuple(encodings[0].ids)
+        return tuple(self._backend.encode_batch([text], add_special_tokens=add_special_tokens)[0].ids)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of ids, special tokens left out."""

@@ -6,6 +6,7 @@ is said at once; the prompt is looked at after that.
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -70,10 +71,41 @@ class ResolvedRequest:
     """None: the operator's."""
     tier: Tier = Tier.INTERACTIVE
     traffic_class: str = ""
+    remember_output: bool = True
     include_report: bool = False
 
 
+_LARGE = 4096
+"""Characters and ids from which a request is worth a thread of its own."""
+
+
 async def resolve(request: GenerateRequest, tokenizer: Tokenizer, limits: ModelLimits) -> ResolvedRequest:
+    """The request with all defaults applied, found beside the event loop where that takes long.
+
+    Raises:
+        InvalidArgumentError: with one violation for each field that is outside its range.
+    """
+    if _size(request) < _LARGE:
+        return resolve_now(request, tokenizer, limits)
+    return await asyncio.to_thread(resolve_now, request, tokenizer, limits)
+
+
+def _size(request: GenerateRequest) -> int:
+    """Characters and ids."""
+    options = request.sampling
+    listed = len(options.allowed_token_ids or ()) + len(options.banned_token_ids)
+    match request.prompt:
+        case TextPrompt(text):
+            return listed + len(text)
+        case ChatPrompt(messages):
+            return listed + sum(len(content) for _, content in messages) + len(messages)
+        case TokenPrompt(token_ids):
+            return listed + len(token_ids)
+        case None:
+            return listed
+
+
+def resolve_now(request: GenerateRequest, tokenizer: Tokenizer, limits: ModelLimits) -> ResolvedRequest:
     """The request with all defaults applied.
 
     Raises:
@@ -89,7 +121,7 @@ async def resolve(request: GenerateRequest, tokenizer: Tokenizer, limits: ModelL
     salt_bytes = len(request.cache_salt)
     checks.require(salt_bytes <= MAX_SALT_BYTES, "cache_salt", _at_most(salt_bytes, MAX_SALT_BYTES, "bytes"))
     checks.finish()
-    prompt_token_ids = await _tokenise(request, tokenizer, limits)
+    prompt_token_ids = _tokenise(request, tokenizer, limits)
     method = _method(options, speculation)
     max_tokens = _max_tokens(options, limits.max_length - len(prompt_token_ids))
     return ResolvedRequest(
@@ -107,6 +139,7 @@ async def resolve(request: GenerateRequest, tokenizer: Tokenizer, limits: ModelL
         min_acceptance=speculation.min_acceptance,
         tier=speculation.tier,
         traffic_class=speculation.traffic_class,
+        remember_output=speculation.remember_output,
         include_report=request.include_report,
     )
 
@@ -246,7 +279,7 @@ def _check_traffic_class(checks: _Checks, label: str) -> None:
     checks.require(label.isprintable(), field, "holds characters that can't be printed")
 
 
-async def _tokenise(request: GenerateRequest, tokenizer: Tokenizer, limits: ModelLimits) -> tuple[int, ...]:
+def _tokenise(request: GenerateRequest, tokenizer: Tokenizer, limits: ModelLimits) -> tuple[int, ...]:
     longest = limits.max_length - 1
     match request.prompt:
         case None:
@@ -254,12 +287,12 @@ async def _tokenise(request: GenerateRequest, tokenizer: Tokenizer, limits: Mode
         case TextPrompt(text):
             field = "text"
             _check_prompt_bytes(field, [text], tokenizer, limits)
-            token_ids = await tokenizer.encode_text(text)
+            token_ids = tokenizer.encode_text(text)
         case ChatPrompt(messages):
             field = "chat"
             said = ["".join(message) for message in messages]
             _check_prompt_bytes(field, said, tokenizer, limits)
-            token_ids = await tokenizer.encode_chat(messages)
+            token_ids = tokenizer.encode_chat(messages)
         case TokenPrompt(token_ids):
             field = "token_ids"
             checks = _Checks()

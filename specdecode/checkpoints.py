@@ -18,11 +18,14 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tokenizers import pre_tokenizers
 
 from specdecode.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 MANIFEST_NAME = "specdecode-manifest.json"
 MANIFEST_FORMAT = 1
@@ -106,40 +109,10 @@ def convert(
         raise NotFoundError(f"no GGUF file at {gguf}")
     recipe = recipe or {"gguf": gguf.name, "gguf_sha256": sha256(gguf)}
     _check_replaceable(out_dir, overwrite)
-    with _without_bars(), _replacing(out_dir, recipe) as staging:
+    with _without_bars(), replacing(out_dir, recipe) as staging:
         model, tokenizer = _load_gguf(gguf)
         model.save_pretrained(staging)
         tokenizer.save_pretrained(staging)
-    return out_dir
-
-
-def truncate_layers(
-    target_dir: Path,
-    out_dir: Path,
-    keep_layers: Sequence[int],
-    *,
-    recipe: dict[str, Any] | None = None,
-    overwrite: bool = False,
-) -> Path:
-    """Build a draft from a target by leaving layers out; embedding, head and tokenizer stay the target's.
-
-    Args:
-        target_dir: a directory that transformers loads.
-        out_dir, overwrite: as for `convert`.
-        keep_layers: indices of the layers to keep, ascending.
-        recipe: what the manifest says; the target's directory and the layers by default.
-    Raises:
-        InvalidArgumentError: `keep_layers` is empty, not ascending, or names a layer that does not exist.
-    """
-    from transformers import AutoModelForCausalLM
-
-    _check_replaceable(out_dir, overwrite)
-    recipe = recipe or {"target": str(target_dir), "keep_layers": list(keep_layers)}
-    with _without_bars(), _replacing(out_dir, recipe) as staging:
-        model = AutoModelForCausalLM.from_pretrained(target_dir, dtype="auto")
-        keep_only(model, keep_layers)
-        _copy_tokenizer(target_dir, staging)
-        model.save_pretrained(staging)
     return out_dir
 
 
@@ -159,6 +132,58 @@ def sha256(path: Path) -> str:
     """SHA-256 of a file in hex."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+class Weights:
+    """The tensors of a directory's safetensors files, read when they are asked for.
+
+    Raises:
+        FailedPreconditionError: there are none, or they can't be read.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        from safetensors import SafetensorError, safe_open
+
+        self._directory = directory
+        self._files: dict[str, Any] = {}
+        try:
+            for path in sorted(directory.glob("*.safetensors")):
+                file: Any = safe_open(path, framework="pt")
+                self._files |= dict.fromkeys(list(file.keys()), file)
+        except (OSError, SafetensorError) as error:
+            raise FailedPreconditionError(f"{path}: can't be read: {error}") from error
+        if not self._files:
+            raise FailedPreconditionError(f"{directory} holds no safetensors weights")
+
+    @property
+    def names(self) -> list[str]:
+        """Of all tensors, sorted."""
+        return sorted(self._files)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Of one tensor, which is not read."""
+        return tuple(self._files[name].get_slice(name).get_shape())
+
+    def get(self, name: str) -> Tensor:
+        """One tensor."""
+        tensor: Tensor = self._files[name].get_tensor(name)
+        return tensor
+
+    def file_digests(self) -> list[str]:
+        """SHA-256 in hex of the file, where there is only one: what others may say instead of `sha256`."""
+        paths = list(self._directory.glob("*.safetensors"))
+        return [sha256(path) for path in paths] if len(paths) == 1 else []
+
+    def sha256(self) -> str:
+        """SHA-256 in hex of names, dtypes, shapes and contents, however they are spread over files."""
+        import torch
+
+        digest = hashlib.sha256()
+        for name in self.names:
+            tensor = self.get(name)
+            digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
+            digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
+        return digest.hexdigest()
 
 
 def _load_gguf(gguf: Path) -> tuple[Any, Any]:
@@ -229,8 +254,8 @@ def _keep_modules(model: Any, keep_layers: Sequence[int], num_layers: int) -> No
     raise FailedPreconditionError(f"{type(model).__name__} keeps its {num_layers} layers in no list to cut")
 
 
-def _copy_tokenizer(source: Path, destination: Path) -> None:
-    """Copy byte for byte, so that the fingerprints of the two tokenizers are equal."""
+def copy_tokenizer(source: Path, destination: Path) -> None:
+    """Copy a tokenizer's files byte for byte, so that the fingerprints of the two tokenizers are equal."""
     skipped = {"config.json", "generation_config.json", MANIFEST_NAME}
     for path in source.iterdir():
         if path.is_file() and path.name not in skipped and not path.name.endswith(_WEIGHT_SUFFIXES):
@@ -244,7 +269,7 @@ def _check_replaceable(out_dir: Path, overwrite: bool) -> None:
 
 
 @contextmanager
-def _replacing(out_dir: Path, recipe: dict[str, Any]) -> Iterator[Path]:
+def replacing(out_dir: Path, recipe: dict[str, Any]) -> Iterator[Path]:
     """A staging directory that becomes `out_dir`, with its manifest, if the block succeeds."""
     out_dir.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{out_dir.name}~", dir=out_dir.parent) as scratch:

@@ -43,6 +43,10 @@ DEFAULT_MODEL = "smollm2-135m-instruct"
 ROUTER_PORT = 50051
 TARGET_PORT = 50052
 DRAFT_PORT = 50053
+COMMANDS = ("generate", "chat", "status", "figures", "plan", "simulate", "calibrate", "distill")
+"""Commands with a section of their own in the file, beside the services'."""
+CLIENT = "client"
+"""The section of what all commands share that ask a router."""
 MAX_TOP_K = 64
 """Largest support of q on the wire."""
 
@@ -212,6 +216,10 @@ class DraftSettings(ModelServiceSettings):
         1.5, "tokens the n-gram drafter proposes for each one that agrees before the match", "", 0.1, 1000
     )
 
+    suffix_tokens: int = _count(
+        0, "outputs that the suffix drafter remembers to draft from; 0 offers none", "tokens", 0, 2**26
+    )
+
     @model_validator(mode="after")
     def _check_ngram_range(self) -> Self:
         if self.ngram_min > self.ngram_max:
@@ -235,7 +243,7 @@ class RouterSettings(ServiceSettings):
     draft: OptionalAddress = _option(
         f"127.0.0.1:{DRAFT_PORT}", "draft service; none never speculates", "one host:port, or none"
     )
-    drafter: Literal["auto", "ngram", "model"] = _option(
+    drafter: Literal["auto", "ngram", "suffix", "model"] = _option(
         "auto", "drafter of requests that name none; with auto all that are offered compete"
     )
     num_draft_tokens: int = _count(
@@ -405,15 +413,24 @@ def _is_service_link(name: str) -> bool:
 def _read_file(cls: type[ServiceSettings], path: str | None) -> _Source:
     if path is None:
         return _Source({}, "")
+    return _Source(read_section(path, cls.section), f"{path} [{cls.section}] ")
+
+
+def read_section(path: str, section: str) -> dict[str, Any]:
+    """Options that a TOML or YAML file has for a service or a command; empty where it has no such section.
+
+    Raises:
+        InvalidArgumentError: no such file, another format, or a section that nobody reads.
+    """
     sections = _parse_file(Path(path))
-    known = {"target", "draft", "router"}
+    known = ("target", "draft", "router", CLIENT, *COMMANDS)
     if unknown := [name for name in sections if name not in known]:
-        description = f"unknown section; known are {', '.join(sorted(known))}"
+        description = f"unknown section; known are {', '.join(known)}"
         raise _refusal([FieldViolation(f"{path} [{name}]", description) for name in unknown])
-    values = sections.get(cls.section) or {}
+    values = sections.get(section) or {}
     if not isinstance(values, dict):
-        raise InvalidArgumentError.of(f"{path} [{cls.section}]", "a section with options is needed")
-    return _Source({str(name): value for name, value in values.items()}, f"{path} [{cls.section}] ")
+        raise InvalidArgumentError.of(f"{path} [{section}]", "a section with options is needed")
+    return {str(name): value for name, value in values.items()}
 
 
 def _parse_file(path: Path) -> dict[str, Any]:

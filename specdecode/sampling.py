@@ -159,18 +159,13 @@ def inverse_cdf(
 def restrict_top_k(
     p: torch.Tensor,  # [R, V]
     k: int,
-    kernels: SamplingKernels | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The k most probable tokens of every row, renormalised: token_ids [R, k] int64, probs [R, k] like p.
 
     This is the q that a drafter samples from and sends. Entries past the support have probability 0; a
     vocabulary of fewer than k ids gives that many columns.
     """
-    k = min(k, p.shape[1])
-    if kernels is not None and p.dtype == torch.float32:
-        token_ids, probs = kernels.leading(p, k)
-    else:
-        token_ids, probs = _leading(p, k)
+    token_ids, probs = _leading(p, min(k, p.shape[1]))
     return token_ids, probs / probs.sum(dim=1, keepdim=True)
 
 

@@ -30,11 +30,11 @@ from typing import Any, Never, TypeVar
 import grpc
 from google.protobuf.message import DecodeError
 from google.rpc import status_pb2
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 from grpc_status import rpc_status
 
 from specdecode.errors import InternalError, InvalidArgumentError, Reason, SpecdecodeError
+from specdecode.health import HEALTH_SERVICE_NAME, Health
 from specdecode.wire import error_from_proto, error_to_proto
 
 logger = logging.getLogger(__name__)
@@ -98,11 +98,10 @@ class Server:
         self.grpc = grpc.aio.server(options=server_options(max_message_bytes))
         self.draining = asyncio.Event()
         self.port = 0
-        self._health = _Health(self.draining)
-        self._names = ("", *service_names)
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
+        self._health = Health(("", *service_names))
+        self._health.add_to(self.grpc)
         reflection.enable_server_reflection(
-            (*service_names, health.SERVICE_NAME, reflection.SERVICE_NAME), self.grpc
+            (*service_names, HEALTH_SERVICE_NAME, reflection.SERVICE_NAME), self.grpc
         )
 
     async def start(self, host: str, port: int) -> int:
@@ -111,7 +110,6 @@ class Server:
         Raises:
             InvalidArgumentError: the address can't be listened on.
         """
-        await self._set_status(health_pb2.HealthCheckResponse.NOT_SERVING)
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         try:
             _check_bindable(host, port)
@@ -124,23 +122,19 @@ class Server:
         await self.grpc.start()
         return self.port
 
-    async def set_serving(self) -> None:
+    def set_serving(self) -> None:
         """Tell health checks that requests can be answered from now on."""
-        await self._set_status(health_pb2.HealthCheckResponse.SERVING)
+        self._health.set_serving(True)
 
-    async def set_not_serving(self) -> None:
+    def set_not_serving(self) -> None:
         """Tell health checks that requests can't be answered for now."""
-        await self._set_status(health_pb2.HealthCheckResponse.NOT_SERVING)
+        self._health.set_serving(False)
 
     async def drain(self, grace: float | None) -> None:
         """NOT_SERVING, refuse new calls, give running ones `grace` seconds (None: cancel them)."""
-        await self._health.enter_graceful_shutdown()
+        self._health.drain()
         self.draining.set()
         await self.grpc.stop(grace)
-
-    async def _set_status(self, status: health_pb2.HealthCheckResponse.ServingStatus) -> None:
-        for name in self._names:
-            await self._health.set(name, status)
 
 
 def _check_bindable(host: str, port: int) -> None:
@@ -156,20 +150,6 @@ def _check_bindable(host: str, port: int) -> None:
             else:
                 return
     raise failures[0]
-
-
-class _Health(health.aio.HealthServicer):  # type: ignore[misc]
-    """Health whose watchers leave when the drain begins, which would otherwise wait for them."""
-
-    def __init__(self, draining: asyncio.Event) -> None:
-        super().__init__()
-        self._draining = draining
-
-    async def Watch(self, request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-        if await first_of(super().Watch(request, context), self._draining.wait()) == 1:
-            await context.write(
-                health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.NOT_SERVING)
-            )
 
 
 async def first_of(*coroutines: Coroutine[Any, Any, Any]) -> int:

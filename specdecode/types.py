@@ -53,6 +53,12 @@ class DrafterKind(Enum):
 
     NGRAM = "ngram"
     MODEL = "model"
+    SUFFIX = "suffix"
+
+    @property
+    def looks_up(self) -> bool:
+        """Whether it proposes what was said before, without a model."""
+        return self is not DrafterKind.MODEL
 
 
 @dataclass(frozen=True)
@@ -275,6 +281,8 @@ class OpenDraft:
     choice_index: int = 0
     traceparent: str = ""
     cache_salt: bytes = b""
+    traffic_class: str = ""
+    remembers_output: bool = True
 
 
 @dataclass(frozen=True)

@@ -93,7 +93,7 @@ async def start(settings: TargetSettings) -> Running:
     pb_grpc.add_TargetServiceServicer_to_server(servicer, server.grpc)
     port = await server.start(settings.host, settings.port)
     running = on_main_thread(loop.run)
-    await server.set_serving()
+    server.set_serving()
     info = replica.info
     logger.info(
         "serving %s (%s, %s, %d KV blocks of %d tokens) on %s:%d",

@@ -6,9 +6,30 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from specdecode.errors import InvalidArgumentError, Reason, ResourceExhaustedError
+from specdecode.errors import (
+    FailedPreconditionError,
+    InvalidArgumentError,
+    Reason,
+    ResourceExhaustedError,
+)
+from specdecode.lm import draft_vocabulary
+from specdecode.lm.model import LoadedModel
 from specdecode.lm.runner import PagedLM
 from specdecode.types import MAX_DRAFT_TOKENS, OpenSequence, SparseDistributions, Verify
+
+
+def check_target(model: LoadedModel) -> None:
+    """Refuses a model that could never emit some of its tokens.
+
+    Raises:
+        FailedPreconditionError: it has a draft vocabulary.
+    """
+    if model.draft_vocabulary is not None:
+        raise FailedPreconditionError(
+            f"{model.name} can't be a target: its {draft_vocabulary.FILE_NAME} leaves "
+            f"{len(model.draft_vocabulary)} of {model.vocab_size} ids with a probability, so its texts would "
+            "not be the model's own; serve it as a draft, or remove the file"
+        )
 
 
 def check_open(opened: OpenSequence, lm: PagedLM) -> None:

@@ -33,7 +33,7 @@ from specdecode.types import (
     StepTimes,
     Verify,
 )
-from target_service.checks import check_open, check_verify
+from target_service.checks import check_open, check_target, check_verify
 from target_service.load import LoadMeter, NextStep, cached_tokens, is_awaited
 from target_service.scheduler import Scheduler, SchedulerLimits
 from target_service.sequence import SequenceKey, TargetSequence, Work
@@ -60,6 +60,9 @@ class Engine:
         generator: noise for `rejection` and `block`; seeded from the system's entropy when None.
         clock: seconds, for times and deadlines (epoch).
         trust_draft: whether q may be believed; a request can only be stricter.
+
+    Raises:
+        FailedPreconditionError: the model has a draft vocabulary.
     """
 
     def __init__(
@@ -70,6 +73,7 @@ class Engine:
         clock: Callable[[], float] = time.time,
         trust_draft: bool = True,
     ) -> None:
+        check_target(lm.model)
         self.lm = lm
         self.limits = limits or SchedulerLimits()
         self.scheduler = Scheduler(lm.pool, self.limits)
@@ -91,6 +95,10 @@ class Engine:
     def costs(self) -> StepCosts | None:
         """What steps cost; None until measured. `load.cost_ratio` corrects them."""
         return self.meter.match.costs
+
+    def owes(self, stream: int) -> bool:
+        """Whether a stream has a sequence open, or is to be told of one in the next step."""
+        return any(key.stream == stream for key in (*self.sequences, *(key for key, _ in self._notices)))
 
     def now(self) -> float:
         """Seconds since the epoch, by the engine's clock."""
@@ -166,10 +174,15 @@ class Engine:
         windows = [work for work in works if work.has_window]
         outcomes = self._verifier.verify(logits, windows) if windows else []
         verify_done = self._clock()
-        results = []
-        for work, outcome, row in zip(windows, outcomes, first_rows(windows), strict=True):
-            rows = logits[row : row + work.chunk.num_logits]
-            results.append((work.sequence.key, self._commit(work, outcome, rows, began)))
+        results: list[tuple[SequenceKey, StepResult]] = []
+        try:
+            for work, outcome, row in zip(windows, outcomes, first_rows(windows), strict=True):
+                rows = logits[row : row + work.chunk.num_logits]
+                results.append((work.sequence.key, self._commit(work, outcome, rows, began)))
+        except Exception:
+            # Of what has ended nothing else is left: its router would wait for ever.
+            self._notices += results
+            raise
         for work in works:
             work.sequence.last_step = self._step
             if work.sequence.key in self.sequences:

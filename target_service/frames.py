@@ -78,6 +78,12 @@ class HeldFrames:
         age = now + frame.load.step_seconds - self._last_sent
         if can_wait and 0.0 <= age <= HELD_SECONDS * len(frame.results):
             return None
+        return self.release(now)
+
+    def release(self, now: float) -> StepFrame | None:
+        """Everything held; None if nothing is."""
+        if not self._frames:
+            return None
         frames, self._frames = self._frames, []
         self._last_sent = now
         return merged(frames)

@@ -21,7 +21,8 @@ from target_service.sequence import SequenceKey
 
 log = logging.getLogger("target_service")
 
-Deliver = Callable[[StepFrame], None]
+Deliver = Callable[[StepFrame | None], None]
+"""Takes a step, or None after the last one of a drained stream; returns at once."""
 
 _PATIENCE_STEPS = 2.0
 """No cohort is worth a longer wait than this many steps: a router that is gone must not stall the others."""
@@ -116,8 +117,14 @@ class EngineLoop:
         wait([self.ended])
 
     def drain(self) -> None:
-        """From now on every Open is refused; what is open goes on."""
-        self._draining = True
+        """From now on every Open is refused; what is open goes on, and a stream with nothing open ends."""
+
+        def begin() -> None:
+            self._draining = True
+            for stream in list(self._streams):
+                self._end_if_drained(stream)
+
+        self._post(begin)
 
     def open_stream(self, deliver: Deliver) -> int:
         """Registers a router's stream; `deliver` is called in the engine's thread."""
@@ -138,10 +145,6 @@ class EngineLoop:
             self._held.pop(stream, None)
 
         self._post(forget)
-
-    def num_sequences(self, stream: int) -> int:
-        """Sequences of a stream that have not ended."""
-        return sum(key.stream == stream for key in list(self._engine.sequences))
 
     def _post(self, change: Callable[[], None]) -> None:
         with self._changed:
@@ -230,19 +233,27 @@ class EngineLoop:
                 closes=frame.closes,
             )
         self._engine.apply(stream, frame)
-        if self._draining and frame.closes:
-            # Nothing else would tell the stream that its last sequence is gone.
-            deliver(StepFrame(0, self._engine.load))
+        self._end_if_drained(stream)
 
     def _deliver(self, outcome: StepOutcome) -> None:
         results: dict[int, list[StepResult]] = {}
         for key, result in outcome.results:
-            results.setdefault(key.stream, []).append(result)
+            if key.stream in self._streams:
+                results.setdefault(key.stream, []).append(result)
+        now = self._engine.now()
+        # Whose sequences had no part in this step, preempted perhaps, may have none for long.
+        frames = {s: held.release(now) for s, held in self._held.items() if s not in results}
         for stream, own in results.items():
-            deliver = self._streams.get(stream)
-            if deliver is None:
-                continue
             held = self._held.setdefault(stream, HeldFrames())
-            frame = held.take(StepFrame(outcome.step, outcome.load, tuple(own)), self._engine.now())
-            if frame is not None:
+            frames[stream] = held.take(StepFrame(outcome.step, outcome.load, tuple(own)), now)
+        for stream, frame in frames.items():
+            deliver = self._streams.get(stream)
+            if deliver is not None and frame is not None:
                 deliver(frame)
+            self._end_if_drained(stream)
+
+    def _end_if_drained(self, stream: int) -> None:
+        """Here, not where the stream is written: what a step ended is told before the stream ends."""
+        deliver = self._streams.get(stream)
+        if self._draining and deliver is not None and not self._engine.owes(stream):
+            deliver(None)

@@ -69,18 +69,17 @@ class TargetServicer(pb_grpc.TargetServiceServicer):  # type: ignore[misc]
         outbox = Outbox()
         post = asyncio.get_running_loop().call_soon_threadsafe
 
-        def deliver(frame: StepFrame) -> None:
+        def deliver(frame: StepFrame | None) -> None:
             post(outbox.put, frame)
 
         stream = self._loop.open_stream(deliver)
         tasks = [
             asyncio.create_task(self._read(requests, stream, outbox)),
-            asyncio.create_task(self._drain(stream, outbox)),
+            asyncio.create_task(self._drain()),
         ]
         try:
             while (frame := await outbox.take()) is not None:
                 yield frame
-                outbox.end_if_drained(self._draining.is_set() and not self._loop.num_sequences(stream))
         finally:
             for task in tasks:
                 task.cancel()
@@ -95,10 +94,9 @@ class TargetServicer(pb_grpc.TargetServiceServicer):  # type: ignore[misc]
         except SpecdecodeError as error:
             outbox.end(error)
 
-    async def _drain(self, stream: int, outbox: Outbox) -> None:
+    async def _drain(self) -> None:
         await self._draining.wait()
         self._loop.drain()
-        outbox.end_if_drained(not self._loop.num_sequences(stream))
 
 
 class Outbox:
@@ -112,8 +110,11 @@ class Outbox:
         self._error: SpecdecodeError | None = None
         self._changed = asyncio.Event()
 
-    def put(self, frame: StepFrame) -> None:
-        """Adds a step."""
+    def put(self, frame: StepFrame | None) -> None:
+        """Adds a step; None after the last."""
+        if frame is None:
+            self.end()
+            return
         self._frames.append(frame)
         self._changed.set()
 
@@ -121,11 +122,6 @@ class Outbox:
         """Makes `take` end, or raise `error`, once what is there is taken."""
         self._ended, self._error = True, error
         self._changed.set()
-
-    def end_if_drained(self, drained: bool) -> None:
-        """Ends when the service is draining and nothing is left on the stream."""
-        if drained:
-            self.end()
 
     async def take(self) -> StepFrame | None:
         """Everything that is there as one frame with the newest load; None after the end."""

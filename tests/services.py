@@ -193,7 +193,7 @@ async def start_target(
     target_grpc.add_TargetServiceServicer_to_server(servicer, server.grpc)
     await server.start("127.0.0.1", port)
     loop.start()
-    await server.set_serving()
+    server.set_serving()
     return Target(server, loop, replica)
 
 
@@ -210,7 +210,7 @@ async def start_drafts(
     draft_grpc.add_DraftServiceServicer_to_server(servicer, server.grpc)
     await server.start("127.0.0.1", port)
     loop.start()
-    await server.set_serving()
+    server.set_serving()
     return Drafts(server, loop, offer)
 
 

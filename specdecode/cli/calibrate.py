@@ -13,6 +13,7 @@ import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from specdecode.cli import show
+from specdecode.cli.file import ConfigFlag
 from specdecode.config import DraftSettings, ModelServiceSettings, TargetSettings, read_settings
 from specdecode.cost_tables import Calibration, DraftCosts, StepCosts
 from specdecode.errors import FailedPreconditionError, InvalidArgumentError
@@ -26,9 +27,7 @@ S = TypeVar("S", bound=ModelServiceSettings)
 
 
 def _option(text: str, default: str, metavar: str) -> Any:
-    text = f"{text} (default: {default})"
-    # An empty `envvar`: the settings read the services' variables themselves.
-    return typer.Option(help=text, metavar=metavar, show_default=False, show_envvar=False, envvar=[])
+    return typer.Option(help=text, metavar=metavar, show_default=default)
 
 
 @dataclass(frozen=True)
@@ -51,6 +50,7 @@ class CalibrateFlags:
         str | None, _option("Budget of the target, and of the drafts", "20, 10", "SECONDS")
     ] = None
     out: Annotated[str | None, _option("Picture to write; none for none", _PNG, "PATH")] = None
+    config: ConfigFlag = None
 
 
 _NAMES = {"seconds": "calibration-seconds"}
@@ -85,6 +85,7 @@ def calibrate(
 def _settings(cls: type[S], flags: CalibrateFlags, model: str | None) -> S:
     shared = ("dtype", "device", "num_threads", "num_blocks", "seconds")
     given = {name: getattr(flags, name) for name in shared} | {"model": model}
+    given = {"config": flags.config} | given
     argv = [
         f"--{_NAMES.get(name, name.replace('_', '-'))}={value}"
         for name, value in given.items()

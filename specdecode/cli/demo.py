@@ -51,17 +51,12 @@ The second version of the text, copied without changes:
 
 @dataclass(frozen=True)
 class Case:
-    """One prompt of the demo.
-
-    Attributes:
-        remark: what the reader should know of its figures.
-    """
+    """One prompt of the demo."""
 
     title: str
     prompt: Prompt
     sampling: SamplingOptions
     speculation: SpeculationOptions
-    remark: str = ""
 
     def request(self, mode: SpeculationMode) -> GenerateRequest:
         """The request with or without speculation; either has to compute the whole prompt."""
@@ -69,11 +64,6 @@ class Case:
         salt = f"{self.title} {mode.value}".encode()
         return GenerateRequest(self.prompt, self.sampling, speculation, include_rounds=True, cache_salt=salt)
 
-
-_STAND_IN = (
-    "(The draft model is a stand-in, the target with layers left out: it shows that any drafter is exact,\n"
-    "not that this one is fast.)"
-)
 
 CASES = (
     Case(
@@ -87,14 +77,12 @@ CASES = (
         ChatPrompt((("user", "Write a short poem about the sea."),)),
         SamplingOptions(temperature=0.0, max_tokens=40),
         SpeculationOptions(num_draft_tokens=3, drafter=DrafterKind.MODEL),
-        _STAND_IN,
     ),
     Case(
         "sampled, temperature 0.8, seed 7, model drafter",
         ChatPrompt((("user", "Write a short poem about a lighthouse."),)),
         SamplingOptions(temperature=0.8, seed=7, max_tokens=40),
         SpeculationOptions(num_draft_tokens=3, drafter=DrafterKind.MODEL),
-        _STAND_IN,
     ),
 )
 
@@ -178,7 +166,7 @@ async def _show_cases(stack: Stack) -> bool:
 
     async def show_all() -> None:
         with show.OUT.status("starting target, draft and router"):
-            await stack.serving(_report)
+            await stack.serving(stack.children, _report)
         async with await RouterClient.open(stack.children[-1].service.address) as client:
             await _connected(client)
             for number, case in enumerate(CASES, start=1):
@@ -214,10 +202,7 @@ async def _show_case(client: RouterClient, case: Case) -> bool:
     show.OUT.print(show.rounds_table(on.completion.rounds))
     with show.OUT.status("the same with speculation off"):
         off = await _run(client, case.request(SpeculationMode.OFF))
-    same = _compare(on, off)
-    if case.remark:
-        show.say(case.remark, "dim")
-    return same
+    return _compare(on, off)
 
 
 def _prompt_text(prompt: Prompt) -> str:

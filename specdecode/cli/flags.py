@@ -18,7 +18,9 @@ from typing import Annotated, Any, NamedTuple, TypeVar, get_args, get_type_hints
 
 import typer
 from pydantic import TypeAdapter, ValidationError
+from typer.models import OptionInfo
 
+from specdecode.cli.file import ConfigFlag
 from specdecode.config import ROUTER_PORT, Address
 from specdecode.requests import (
     MAX_BIAS,
@@ -283,6 +285,9 @@ class SpeculationFlags:
             show_default="none",
         ),
     ] = ""
+    forget_output: Annotated[
+        bool, typer.Option("--forget-output", help="Let no later request be drafted for from this text")
+    ] = False
 
     def options(self) -> SpeculationOptions:
         """What the router is asked for."""
@@ -294,6 +299,7 @@ class SpeculationFlags:
             min_acceptance=self.min_acceptance,
             tier=self.tier,
             traffic_class=self.traffic_class,
+            remember_output=not self.forget_output,
         )
 
 
@@ -316,20 +322,33 @@ class OutputFlags:
     ] = False
 
 
-def bundled(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with every parameter that is a bundle replaced by the bundle's options."""
+def bundled(command: Callable[..., None], prefix: str = "SPECDECODE_") -> Callable[..., None]:
+    """The command with every parameter that is a bundle replaced by the bundle's options, and with --config.
+
+    Args:
+        prefix: of the variables of its options.
+    """
     parameters: list[inspect.Parameter] = []
     bundles: dict[str, type[Any]] = {}
     for parameter in inspect.signature(command, eval_str=True).parameters.values():
         annotation = parameter.annotation
         if isinstance(annotation, type) and dataclasses.is_dataclass(annotation):
             bundles[parameter.name] = annotation
-            parameters += _parameters_of(annotation)
+            parameters += _parameters_of(annotation, prefix)
         else:
-            parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+            hint = _with_variable(f"{prefix}{parameter.name.upper()}", annotation, parameter.default)
+            parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hint))
+    takes_config = any(parameter.name == "config" for parameter in parameters)
+    if not takes_config:
+        config = inspect.Parameter(
+            "config", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=ConfigFlag
+        )
+        parameters.append(config)
 
     @functools.wraps(command)
     def run(**given: Any) -> None:
+        if not takes_config:
+            del given["config"]
         for name, bundle in bundles.items():
             fields = {field.name: given.pop(field.name) for field in dataclasses.fields(bundle)}
             given[name] = bundle(**fields)
@@ -340,27 +359,31 @@ def bundled(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def _parameters_of(bundle: type[Any]) -> list[inspect.Parameter]:
+def _parameters_of(bundle: type[Any], prefix: str) -> list[inspect.Parameter]:
     hints = get_type_hints(bundle, include_extras=True)
     return [
         inspect.Parameter(
             field.name,
             inspect.Parameter.KEYWORD_ONLY,
             default=field.default,
-            annotation=_with_variable(field.name, hints[field.name]),
+            annotation=_with_variable(f"{prefix}{field.name.upper()}", hints[field.name], field.default),
         )
         for field in dataclasses.fields(bundle)
     ]
 
 
-def _with_variable(name: str, hint: Any) -> Any:
+def _with_variable(variable: str, hint: Any, default: object) -> Any:
     kind, declared = get_args(hint)
-    if declared.envvar is not None:
+    if not isinstance(declared, OptionInfo) or declared.envvar is not None:
         return hint
     declared = copy.copy(declared)
-    declared.envvar = f"SPECDECODE_{name.upper()}"
-    default = declared.show_default if isinstance(declared.show_default, str) else ""
-    declared.help = f"{declared.help} {note(default, [declared.envvar])}"
+    declared.envvar = variable
+    if isinstance(declared.show_default, str):
+        said = declared.show_default
+    else:
+        unsaid = default in (None, False, inspect.Parameter.empty)
+        said = "" if unsaid else str(default.value if isinstance(default, Enum) else default)
+    declared.help = f"{declared.help} {note(said, [variable])}"
     declared.show_default = declared.show_envvar = False
     return Annotated[kind, declared]
 

@@ -11,6 +11,7 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
+from specdecode.cli.file import ConfigFlag
 from specdecode.cli.flags import note
 from specdecode.cli.stack import Service, free_port, is_free
 from specdecode.config import (
@@ -82,10 +83,7 @@ class StackFlags:
     drafter: Annotated[str | None, _setting("drafter", "DRAFTER")] = None
     draft_deadline_seconds: Annotated[str | None, _setting("draft_deadline_seconds", "NUMBER")] = None
     log_level: Annotated[str | None, _setting("log_level", "LEVEL")] = None
-    config: Annotated[
-        str | None,
-        typer.Option(help="TOML or YAML file with sections target, draft and router", metavar="PATH"),
-    ] = None
+    config: ConfigFlag = None
 
 
 def plan(flags: StackFlags) -> list[Service]:
@@ -125,7 +123,8 @@ def _service(settings: ServiceSettings, flags: StackFlags, address: str, joint: 
     overrides = {**joint, "port": address.rsplit(":", 1)[1]}
     argv = _argv(type(settings), flags, overrides)
     module = settings.program.split()[-1]
-    return Service(settings.section, module, argv, address, settings.drain_seconds)
+    optional = isinstance(settings, DraftSettings)
+    return Service(settings.section, module, argv, address, settings.drain_seconds, optional)
 
 
 def _argv(cls: type[ServiceSettings], flags: StackFlags, overrides: dict[str, str]) -> tuple[str, ...]:

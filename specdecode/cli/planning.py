@@ -20,9 +20,7 @@ _PNG = "specdecode-plan.png"
 
 
 def _option(text: str, default: str, metavar: str) -> Any:
-    text = f"{text} (default: {default})"
-    # An empty `envvar`: a plan is asked for on the command line alone.
-    return typer.Option(help=text, metavar=metavar, show_default=False, show_envvar=False, envvar=[])
+    return typer.Option(help=text, metavar=metavar, show_default=default)
 
 
 @dataclass(frozen=True)

@@ -42,6 +42,7 @@ class Service:
         argv: its options.
         address: host:port at which it will answer.
         drain_seconds: its own grace after SIGTERM.
+        optional: whether the others go on without it.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Service:
     argv: tuple[str, ...]
     address: str
     drain_seconds: float
+    optional: bool = False
 
 
 class Child:
@@ -141,20 +143,34 @@ class Stack:
     ) -> None:
         await self._end_all()
 
-    async def serving(self, report: Callable[[Service, float], None]) -> None:
-        """Until every service is SERVING, asked one after another.
+    async def serving(self, children: Sequence[Child], report: Callable[[Service, float], None]) -> None:
+        """Until all of `children` are SERVING, asked one after another.
 
         Args:
             report: told of each as it is found serving, with the seconds since the wait began.
         """
         began = time.monotonic()
-        for child in self.children:
+        for child in children:
             await _serving(child.service.address)
             report(child.service, time.monotonic() - began)
 
-    async def died(self) -> None:
-        """Until a service has ended."""
-        await first_of(*(child.wait() for child in self.children))
+    @property
+    def ended(self) -> list[Child]:
+        """Services that run no more."""
+        return [child for child in self.children if child.ended]
+
+    async def start_again(self, dead: Sequence[Child]) -> list[Child]:
+        """Starts these anew; they have ended."""
+        started = []
+        for child in dead:
+            await child.reap()
+            started.append(await _start(child.service, self._log))
+            self.children[self.children.index(child)] = started[-1]
+        return started
+
+    async def died(self, besides: Sequence[Child] = ()) -> None:
+        """Until a service has ended, those left out that are known to have."""
+        await first_of(*(child.wait() for child in self.children if child not in besides))
 
     async def drain(self) -> None:
         """Ends the services one after another, the last started first."""

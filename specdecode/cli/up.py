@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import re
 import signal
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from enum import Enum, auto
+from typing import Any
 
 import typer
 from rich.text import Text
@@ -14,12 +15,15 @@ from rich.text import Text
 from specdecode.cli import show
 from specdecode.cli.flags import DEFAULT_ADDRESS
 from specdecode.cli.plan import StackFlags, plan
-from specdecode.cli.stack import Service, Stack
+from specdecode.cli.stack import Child, Service, Stack
 from specdecode.serving import first_of
 
 _COLOURS = {"router": "cyan", "draft": "magenta", "target": "green"}
 _LEVELS = {"DEBUG": "dim", "INFO": "", "WARNING": "yellow", "ERROR": "red", "CRITICAL": "bold red"}
 _RECORD = re.compile(r"\d{4}-\d\d-\d\dT(?P<time>\d\d:\d\d:\d\d)\.\d+Z (?P<level>[A-Z]+) \S+ (?P<message>.*)")
+
+_FIRST_PAUSE_SECONDS = 1.0
+_LONGEST_PAUSE_SECONDS = 60.0
 
 
 def up(flags: StackFlags) -> None:
@@ -36,7 +40,8 @@ def up(flags: StackFlags) -> None:
 
 
 class _Event(Enum):
-    SERVING = auto()
+    READY = auto()
+    """What was waited for is there."""
     DIED = auto()
     STOPPED = auto()
 
@@ -53,11 +58,11 @@ async def _up(services: Sequence[Service]) -> int:
             asyncio.get_running_loop().add_signal_handler(number, on_signal)
     async with Stack(services, log) as stack:
         with show.OUT.status("starting"):
-            event = await _first_event(stack, stop, until_serving=True)
+            event = await _first_event(stack, stop, stack.serving(stack.children, _report))
         in_order = True
-        if event is _Event.SERVING:
+        if event is _Event.READY:
             _introduce(stack.children[-1].service.address)
-            event = await _first_event(stack, stop)
+            event = await _end(stack, stop)
             _say_why(stack, event)
             stop.set()
             in_order = await first_of(stack.drain(), kill.wait()) == 0
@@ -68,16 +73,42 @@ async def _up(services: Sequence[Service]) -> int:
     return 0 if event is _Event.STOPPED and in_order else 1
 
 
-async def _first_event(stack: Stack, stop: asyncio.Event, until_serving: bool = False) -> _Event:
-    serving = stack.serving(_report) if until_serving else asyncio.Event().wait()
-    return list(_Event)[await first_of(serving, stack.died(), stop.wait())]
+async def _end(stack: Stack, stop: asyncio.Event) -> _Event:
+    """Why it ends: not for a draft service that dies; requests go on without it until it is back."""
+    starting: list[Child] = []
+    pause = 0.0
+    while True:
+        ready = stack.serving(starting, _report) if starting else asyncio.Event().wait()
+        event = await _first_event(stack, stop, ready)
+        if event is _Event.READY:
+            starting, pause = [], 0.0
+            continue
+        dead = stack.ended
+        if event is _Event.STOPPED or not all(child.service.optional for child in dead):
+            return event
+        # One that dies while it starts will do so again: it must not take the others' time.
+        pause = min(max(2 * pause, _FIRST_PAUSE_SECONDS), _LONGEST_PAUSE_SECONDS) if starting else 0.0
+        for child in dead:
+            when = f" in {pause:g} s" if pause else ""
+            show.say(f"{child.service.name} {child.how_it_ended}; starting it again{when}", "bold red")
+        event = await _first_event(stack, stop, asyncio.sleep(pause), besides=dead)
+        if event is not _Event.READY:
+            return event
+        starting = await stack.start_again(dead)
+
+
+async def _first_event(
+    stack: Stack, stop: asyncio.Event, ready: Coroutine[Any, Any, object], besides: Sequence[Child] = ()
+) -> _Event:
+    """`besides`: who has died already."""
+    return list(_Event)[await first_of(ready, stack.died(besides), stop.wait())]
 
 
 def _say_why(stack: Stack, event: _Event) -> None:
     if event is _Event.STOPPED:
         show.say("stopping router, draft and target, in this order; Ctrl-C again ends them at once", "bold")
-    for child in stack.children:
-        if event is _Event.DIED and child.ended:
+    for child in stack.ended:
+        if event is _Event.DIED:
             show.say(f"{child.service.name} {child.how_it_ended}; stopping the others", "bold red")
 
 

@@ -20,6 +20,8 @@ from specdecode.errors import FailedPreconditionError
 from specdecode.lm.attention import ATTENTION_NAME, LayerShape, register_attention
 from specdecode.lm.cpu.fused import AttentionCall, fuse
 from specdecode.lm.cpu.kernels import MAX_BLOCK_SIZE, MAX_DIM, Kernels, load_kernels
+from specdecode.lm.cpu.stack import FusedStack
+from specdecode.lm.draft_vocabulary import FILE_NAME, read_draft_vocabulary, reduce_head
 from specdecode.lm.packing import can_pack, pack_linears
 from specdecode.types import ModelInfo
 
@@ -39,6 +41,8 @@ class LoadedModel:
         layers: what each layer stores for a token.
         num_parameters: weights, shared ones counted once.
         kernels: compiled ones that the model's layers run on; None: torch alone.
+        stack: the whole model on them; None where `module` has to be called.
+        draft_vocabulary: [K] int64, the only ids whose logits are computed, ascending; None: all are.
     """
 
     module: Any
@@ -50,6 +54,8 @@ class LoadedModel:
     layers: tuple[LayerShape, ...]
     num_parameters: int
     kernels: Kernels | None = None
+    stack: FusedStack | None = None
+    draft_vocabulary: Tensor | None = None
 
     def kernels_for(self, block_size: int) -> Kernels | None:
         """The attention's kernels, None where the model's or the pool's shape is beyond them."""
@@ -74,12 +80,30 @@ class LoadedModel:
             cores=cores_id() if self.device.type == "cpu" else "",
         )
 
+    @property
+    def num_columns(self) -> int:
+        """Ids whose logits are computed and may have mass."""
+        return self.vocab_size if self.draft_vocabulary is None else len(self.draft_vocabulary)
+
     def limited(self, vocab_size: int | None = None, max_length: int | None = None) -> LoadedModel:
-        """The same model with a smaller vocabulary or a shorter context, as given."""
+        """The same model with a smaller vocabulary or a shorter context, as given.
+
+        Raises:
+            FailedPreconditionError: nothing is left of its draft vocabulary.
+        """
+        size = min(self.vocab_size, vocab_size or self.vocab_size)
+        drafted = self.draft_vocabulary
+        if drafted is not None:
+            drafted = drafted[drafted < size]
+            if not len(drafted):
+                raise FailedPreconditionError(
+                    f"{self.name}: {FILE_NAME} has no id below {size}, the size of the tokenizer's vocabulary"
+                )
         return replace(
             self,
-            vocab_size=min(self.vocab_size, vocab_size or self.vocab_size),
+            vocab_size=size,
             max_length=min(self.max_length, max_length or self.max_length),
+            draft_vocabulary=drafted,
         )
 
 
@@ -93,7 +117,7 @@ def load_model(
     code.
 
     `dtype` may also be a name, or "auto" for the checkpoint's own. Without `use_kernels` the layers run as
-    transformers has them, on torch: the reference.
+    transformers has them, on torch: the reference. A `draft_vocabulary.json` in the directory is heeded.
 
     Raises:
         FailedPreconditionError: the directory holds no such model, or an architecture that paged attention
@@ -113,13 +137,20 @@ def load_model(
         raise FailedPreconditionError(
             f"{path}: the checkpoint lacks {len(missing)} weights ({missing[0]}, …)"
         )
-    return adopt_model(module, Path(path).name, device, use_kernels)
+    token_ids = read_draft_vocabulary(Path(path), module.config.get_text_config().vocab_size)
+    return adopt_model(module, Path(path).name, device, use_kernels, token_ids)
 
 
 def adopt_model(
-    module: Any, name: str, device: torch.device | str = "cpu", use_kernels: bool = True
+    module: Any,
+    name: str,
+    device: torch.device | str = "cpu",
+    use_kernels: bool = True,
+    draft_vocabulary: Tensor | None = None,  # [K] int64, ascending
 ) -> LoadedModel:
     """Puts a transformers model on paged attention, after a self-test against its own attention.
+
+    With a `draft_vocabulary` only the head's rows of its ids are kept and computed.
 
     Raises:
         FailedPreconditionError: see `load_model`.
@@ -133,6 +164,8 @@ def adopt_model(
     longest = _max_length(config, name)
     plain = PlainLogits.of(module, _plain_attention(module), config.vocab_size, name)
     probed = _probe_layers(module, config, name)
+    if draft_vocabulary is not None:
+        reduce_head(module, draft_vocabulary, name)
     model = LoadedModel(
         module=module,
         name=name,
@@ -142,6 +175,7 @@ def adopt_model(
         device=torch.device(device),
         layers=tuple(layer.shape for layer in probed),
         num_parameters=sum(parameter.numel() for parameter in module.parameters()),
+        draft_vocabulary=None if draft_vocabulary is None else draft_vocabulary.to(device),
     )
     module.set_attn_implementation(ATTENTION_NAME)
     check_paged_equals_plain(model, plain)
@@ -150,7 +184,7 @@ def adopt_model(
         fuse(module, kernels, {index: layer.call for index, layer in enumerate(probed)})
     if can_pack(model.dtype, model.device):
         pack_linears(module, kernels)
-    model = replace(model, kernels=kernels)
+    model = replace(model, kernels=kernels, stack=None if kernels is None else FusedStack.of(module, longest))
     check_paged_equals_plain(model, plain)
     return model
 

@@ -50,12 +50,24 @@ class PagedLM:
         """A sequence of this pool that holds nothing yet."""
         return KVSequence(self.pool, token_ids, salt)
 
-    @torch.inference_mode()
     def forward(self, chunks: Sequence[Chunk]) -> Tensor:
         """Runs the chunks, stores their KV and advances each sequence's `kv_len`.
 
         Returns:
-            [Σ num_logits, vocab_size] logits in the model's dtype, in the order of the chunks.
+            [Σ num_logits, vocab_size] logits in the model's dtype, in the order of the chunks; −∞ for ids
+            that the model's draft vocabulary lacks.
+
+        Raises:
+            OutOfBlocksError: the pool can't hold them; reserve before to be sure. Nothing was run.
+        """
+        return self.spread(self.forward_columns(chunks))
+
+    @torch.inference_mode()
+    def forward_columns(self, chunks: Sequence[Chunk]) -> Tensor:
+        """`forward` without the ids that a draft vocabulary lacks.
+
+        Returns:
+            [Σ num_logits, C], a column for each id of the draft vocabulary, or of the whole one.
 
         Raises:
             OutOfBlocksError: the pool can't hold them; reserve before to be sure. Nothing was run.
@@ -67,6 +79,20 @@ class PagedLM:
         plan = AttentionPlan(self.kv, spans, device, self._kernels)
         tokens = torch.tensor([token for chunk in chunks for token in chunk.token_ids], device=device)
         rows = torch.tensor(_logit_rows(chunks), dtype=torch.long, device=device)
+        logits = self._run(tokens, rows, plan)
+        for chunk in chunks:
+            chunk.sequence.kv_len += len(chunk.token_ids)
+        return logits[:, : self.model.num_columns]
+
+    def _run(
+        self,
+        tokens: Tensor,  # [n] int64
+        rows: Tensor,  # [R] int64
+        plan: AttentionPlan,
+    ) -> Tensor:
+        """Logits of the tokens at `rows`: [R, size of the head]."""
+        if self.model.stack is not None:
+            return self.model.stack.run(tokens, rows, plan)
         output = self.model.module(
             input_ids=tokens[None],
             position_ids=plan.positions[None],
@@ -74,10 +100,20 @@ class PagedLM:
             logits_to_keep=rows,
             **{PLAN_KEYWORD: plan},
         )
-        for chunk in chunks:
-            chunk.sequence.kv_len += len(chunk.token_ids)
-        logits: Tensor = output.logits[0, :, : self.model.vocab_size]
+        logits: Tensor = output.logits[0]
         return logits
+
+    def spread(
+        self,
+        logits: Tensor,  # [R, C]
+    ) -> Tensor:
+        """Columns of `forward_columns` where their ids belong, −∞ elsewhere: [R, vocab_size]."""
+        token_ids, size = self.model.draft_vocabulary, self.model.vocab_size
+        if token_ids is None:
+            return logits
+        if self.model.kernels is not None:
+            return self.model.kernels.spread(logits, token_ids, size)
+        return logits.new_full((len(logits), size), -torch.inf).index_copy_(1, token_ids, logits)
 
 
 def _logit_rows(chunks: Sequence[Chunk]) -> list[int]:

@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class OpenDraft(_message.Message):
-    __slots__ = ("sequence", "token_ids", "num_prompt_tokens", "sampling", "method", "drafter", "seed", "choice_index", "traceparent", "cache_salt")
+    __slots__ = ("sequence", "token_ids", "num_prompt_tokens", "sampling", "method", "drafter", "seed", "choice_index", "traceparent", "cache_salt", "traffic_class", "remembers_output")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -19,6 +19,8 @@ class OpenDraft(_message.Message):
     CHOICE_INDEX_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
+    TRAFFIC_CLASS_FIELD_NUMBER: _ClassVar[int]
+    REMEMBERS_OUTPUT_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     num_prompt_tokens: int
@@ -29,7 +31,9 @@ class OpenDraft(_message.Message):
     choice_index: int
     traceparent: str
     cache_salt: bytes
-    def __init__(self, sequence: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., num_prompt_tokens: _Optional[int] = ..., sampling: _Optional[_Union[_types_pb2.ResolvedSampling, _Mapping]] = ..., method: _Optional[_Union[_types_pb2.Method, str]] = ..., drafter: _Optional[_Union[_types_pb2.DrafterKind, str]] = ..., seed: _Optional[int] = ..., choice_index: _Optional[int] = ..., traceparent: _Optional[str] = ..., cache_salt: _Optional[bytes] = ...) -> None: ...
+    traffic_class: str
+    remembers_output: bool
+    def __init__(self, sequence: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., num_prompt_tokens: _Optional[int] = ..., sampling: _Optional[_Union[_types_pb2.ResolvedSampling, _Mapping]] = ..., method: _Optional[_Union[_types_pb2.Method, str]] = ..., drafter: _Optional[_Union[_types_pb2.DrafterKind, str]] = ..., seed: _Optional[int] = ..., choice_index: _Optional[int] = ..., traceparent: _Optional[str] = ..., cache_salt: _Optional[bytes] = ..., traffic_class: _Optional[str] = ..., remembers_output: _Optional[bool] = ...) -> None: ...
 
 class Propose(_message.Message):
     __slots__ = ("sequence", "from_length", "token_ids", "num_draft_tokens")

@@ -82,7 +82,7 @@ class SamplingOptions(_message.Message):
     def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logit_bias: _Optional[_Iterable[_Union[_types_pb2.LogitBias, _Mapping]]] = ..., allowed_token_ids: _Optional[_Union[_types_pb2.TokenIds, _Mapping]] = ..., banned_token_ids: _Optional[_Iterable[int]] = ..., max_tokens: _Optional[int] = ..., min_tokens: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., ignore_eos: _Optional[bool] = ..., logprobs: _Optional[int] = ..., seed: _Optional[int] = ...) -> None: ...
 
 class SpeculationOptions(_message.Message):
-    __slots__ = ("mode", "num_draft_tokens", "drafter", "method", "min_acceptance", "tier", "traffic_class")
+    __slots__ = ("mode", "num_draft_tokens", "drafter", "method", "min_acceptance", "tier", "traffic_class", "remember_output")
     MODE_FIELD_NUMBER: _ClassVar[int]
     NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     DRAFTER_FIELD_NUMBER: _ClassVar[int]
@@ -90,6 +90,7 @@ class SpeculationOptions(_message.Message):
     MIN_ACCEPTANCE_FIELD_NUMBER: _ClassVar[int]
     TIER_FIELD_NUMBER: _ClassVar[int]
     TRAFFIC_CLASS_FIELD_NUMBER: _ClassVar[int]
+    REMEMBER_OUTPUT_FIELD_NUMBER: _ClassVar[int]
     mode: SpeculationMode
     num_draft_tokens: int
     drafter: _types_pb2.DrafterKind
@@ -97,7 +98,8 @@ class SpeculationOptions(_message.Message):
     min_acceptance: float
     tier: Tier
     traffic_class: str
-    def __init__(self, mode: _Optional[_Union[SpeculationMode, str]] = ..., num_draft_tokens: _Optional[int] = ..., drafter: _Optional[_Union[_types_pb2.DrafterKind, str]] = ..., method: _Optional[_Union[_types_pb2.Method, str]] = ..., min_acceptance: _Optional[float] = ..., tier: _Optional[_Union[Tier, str]] = ..., traffic_class: _Optional[str] = ...) -> None: ...
+    remember_output: bool
+    def __init__(self, mode: _Optional[_Union[SpeculationMode, str]] = ..., num_draft_tokens: _Optional[int] = ..., drafter: _Optional[_Union[_types_pb2.DrafterKind, str]] = ..., method: _Optional[_Union[_types_pb2.Method, str]] = ..., min_acceptance: _Optional[float] = ..., tier: _Optional[_Union[Tier, str]] = ..., traffic_class: _Optional[str] = ..., remember_output: _Optional[bool] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
     __slots__ = ("text", "chat", "token_ids", "sampling", "speculation", "n", "model", "include_rounds", "cache_salt", "include_report")

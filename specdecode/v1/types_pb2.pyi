@@ -35,6 +35,7 @@ class DrafterKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     DRAFTER_KIND_UNSPECIFIED: _ClassVar[DrafterKind]
     DRAFTER_KIND_NGRAM: _ClassVar[DrafterKind]
     DRAFTER_KIND_MODEL: _ClassVar[DrafterKind]
+    DRAFTER_KIND_SUFFIX: _ClassVar[DrafterKind]
 METHOD_UNSPECIFIED: Method
 METHOD_GREEDY: Method
 METHOD_REJECTION: Method
@@ -51,6 +52,7 @@ FINISH_REASON_LENGTH: FinishReason
 DRAFTER_KIND_UNSPECIFIED: DrafterKind
 DRAFTER_KIND_NGRAM: DrafterKind
 DRAFTER_KIND_MODEL: DrafterKind
+DRAFTER_KIND_SUFFIX: DrafterKind
 
 class LogitBias(_message.Message):
     __slots__ = ("token_id", "bias")

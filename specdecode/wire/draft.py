@@ -42,6 +42,8 @@ def open_draft_to_proto(order: OpenDraft) -> pb.OpenDraft:
         choice_index=order.choice_index,
         traceparent=order.traceparent,
         cache_salt=order.cache_salt,
+        traffic_class=order.traffic_class,
+        remembers_output=order.remembers_output,
     )
 
 
@@ -58,6 +60,8 @@ def open_draft_from_proto(message: pb.OpenDraft, field: str = "open") -> OpenDra
         choice_index=message.choice_index,
         traceparent=message.traceparent,
         cache_salt=message.cache_salt,
+        traffic_class=message.traffic_class,
+        remembers_output=message.remembers_output,
     )
 
 

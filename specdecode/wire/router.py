@@ -5,9 +5,16 @@ Pieces are put on the wire by the router itself, from what it gathers them in.
 
 from __future__ import annotations
 
+from collections.abc import Sized
 from typing import Any
 
+from specdecode.errors import InvalidArgumentError
 from specdecode.requests import (
+    MAX_CHAT_MESSAGES,
+    MAX_LISTED_TOKEN_IDS,
+    MAX_LOGIT_BIASES,
+    MAX_STOP_TOKEN_IDS,
+    MAX_STOPS,
     ChatPrompt,
     EmittedToken,
     GenerateRequest,
@@ -153,10 +160,16 @@ def _speculation_options_to_proto(options: SpeculationOptions) -> pb.Speculation
         min_acceptance=options.min_acceptance,
         tier=TIERS.to_proto(options.tier),
         traffic_class=options.traffic_class,
+        remember_output=options.remember_output,
     )
 
 
 def generate_request_from_proto(message: pb.GenerateRequest) -> GenerateRequest:
+    """Options may still be out of range; lists are of bounded length.
+
+    Raises:
+        InvalidArgumentError: an enum's value is unknown, or a list is too long to be read.
+    """
     options = message.speculation
     has_cap = options.HasField("num_draft_tokens")
     return GenerateRequest(
@@ -170,6 +183,7 @@ def generate_request_from_proto(message: pb.GenerateRequest) -> GenerateRequest:
             min_acceptance=options.min_acceptance if options.HasField("min_acceptance") else None,
             tier=TIERS.optional_from_proto(options.tier, "speculation.tier") or Tier.INTERACTIVE,
             traffic_class=options.traffic_class,
+            remember_output=options.remember_output if options.HasField("remember_output") else True,
         ),
         n=message.n if message.HasField("n") else None,
         model=message.model,
@@ -184,7 +198,9 @@ def _prompt_from_proto(message: pb.GenerateRequest) -> Prompt | None:
         case "text":
             return TextPrompt(message.text)
         case "chat":
-            return ChatPrompt(tuple((entry.role, entry.content) for entry in message.chat.messages))
+            messages = message.chat.messages
+            _require_count("chat.messages", messages, MAX_CHAT_MESSAGES, "messages")
+            return ChatPrompt(tuple((entry.role, entry.content) for entry in messages))
         case "token_ids":
             return TokenPrompt(tuple(message.token_ids.ids))
         case _:
@@ -195,6 +211,15 @@ def _sampling_options_from_proto(message: pb.SamplingOptions) -> SamplingOptions
     def given(name: str) -> Any:
         return getattr(message, name) if message.HasField(name) else None
 
+    allowed, banned = message.allowed_token_ids.ids, message.banned_token_ids
+    for name, entries, limit, what in (
+        ("allowed_token_ids", allowed, MAX_LISTED_TOKEN_IDS, "ids"),
+        ("banned_token_ids", banned, MAX_LISTED_TOKEN_IDS, "ids"),
+        ("logit_bias", message.logit_bias, MAX_LOGIT_BIASES, "biases"),
+        ("stop", message.stop, MAX_STOPS, "strings"),
+        ("stop_token_ids", message.stop_token_ids, MAX_STOP_TOKEN_IDS, "ids"),
+    ):
+        _require_count(f"sampling.{name}", entries, limit, what)
     return SamplingOptions(
         temperature=given("temperature"),
         top_k=given("top_k"),
@@ -204,10 +229,8 @@ def _sampling_options_from_proto(message: pb.SamplingOptions) -> SamplingOptions
         presence_penalty=given("presence_penalty"),
         frequency_penalty=given("frequency_penalty"),
         logit_bias=tuple((entry.token_id, entry.bias) for entry in message.logit_bias),
-        allowed_token_ids=(
-            tuple(message.allowed_token_ids.ids) if message.HasField("allowed_token_ids") else None
-        ),
-        banned_token_ids=tuple(message.banned_token_ids),
+        allowed_token_ids=tuple(allowed) if message.HasField("allowed_token_ids") else None,
+        banned_token_ids=tuple(banned),
         max_tokens=given("max_tokens"),
         min_tokens=given("min_tokens"),
         stop=tuple(message.stop),
@@ -216,6 +239,11 @@ def _sampling_options_from_proto(message: pb.SamplingOptions) -> SamplingOptions
         logprobs=given("logprobs"),
         seed=given("seed"),
     )
+
+
+def _require_count(field: str, entries: Sized, limit: int, what: str) -> None:
+    if len(entries) > limit:
+        raise InvalidArgumentError.of(field, f"{len(entries)} {what}; at most {limit}")
 
 
 def piece_to_proto(piece: Piece) -> pb.GenerateResponse:

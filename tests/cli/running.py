@@ -116,6 +116,14 @@ class Program:
                 found[command[command.index("specdecode.cli.child") + 2]] = pid
         return found
 
+    def child_besides(self, module: str, pid: int) -> int:
+        """Process id of the service that runs `module` and is not `pid`, once there is one."""
+        end = time.monotonic() + DEADLINE
+        while (found := self.children().get(module, pid)) == pid:
+            assert time.monotonic() < end, f"{module} was not started again"
+            time.sleep(0.01)
+        return found
+
 
 @contextmanager
 def program(*args: str) -> Iterator[Program]:

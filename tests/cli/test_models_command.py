@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from specdecode import models
 from specdecode.cli.app import app
-from tests.test_models import known, tiny_gguf  # noqa: F401  (fixtures)
+from tests.test_models import delta, known, tiny_dir, tiny_gguf  # noqa: F401  (fixtures)
 
 RUNNER = CliRunner()
 

@@ -145,7 +145,7 @@ def test_a_system_message_needs_chat() -> None:
         ("--num-draft-tokens", "33", "0 to 32 tokens"),
         ("--draft-deadline-seconds", "0", "0.001 to 60 seconds"),
         ("--dtype", "float8", "'auto', 'float32', 'bfloat16' or 'float16'"),
-        ("--drafter", "oracle", "'auto', 'ngram' or 'model'"),
+        ("--drafter", "oracle", "'auto', 'ngram', 'suffix' or 'model'"),
         ("--kv-memory", "1KiB", "1MiB to 64TiB"),
         ("--log-level", "loud", "'debug', 'info', 'warning' or 'error'"),
     ],

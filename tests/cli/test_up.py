@@ -19,6 +19,7 @@ from tests.cli.running import (
     are_gone,
     environment,
     program,
+    run,
     up_arguments,
     wait_until_gone,
 )
@@ -77,11 +78,56 @@ def test_when_a_service_dies_the_others_are_ended_and_it_is_named(model: Path) -
     with program(*up_arguments(model)) as up:
         address_of(up)
         children = up.children()
-        subprocess.run(["kill", "-KILL", str(children["draft_service"])], check=True)
+        subprocess.run(["kill", "-KILL", str(children["target_service"])], check=True)
         assert up.end() == 1
     assert are_gone(children.values())
-    assert "draft was killed by SIGKILL; stopping the others" in up.output
+    assert "target was killed by SIGKILL; stopping the others" in up.output
     assert "nothing is left running" in up.output
+
+
+def test_a_draft_service_that_dies_is_started_again(model: Path) -> None:
+    with program(*up_arguments(model)) as up:
+        address = address_of(up)
+        before = up.children()
+        subprocess.run(["kill", "-KILL", str(before["draft_service"])], check=True)
+        up.wait_for("draft was killed by SIGKILL; starting it again")
+        # The router goes on without it meanwhile.
+        assert run("generate", "--address", address, "--max-tokens=2", "Hi").returncode == 0
+        up.wait_for(r"draft ready at .*")
+        after = up.children()
+        assert after["draft_service"] != before["draft_service"]
+        assert {name: after[name] for name in ("router", "target_service")} == {
+            name: before[name] for name in ("router", "target_service")
+        }
+        up.wait_for(r"draft 127.* is connected")
+        up.signal(signal.SIGINT)
+        assert up.end() == 0
+    assert are_gone(after.values())
+
+
+def test_a_draft_service_that_dies_while_it_starts_ends_nobody(model: Path) -> None:
+    with program(*up_arguments(model)) as up:
+        address_of(up)
+        before = up.children()
+
+        def kill_twice() -> None:
+            killed = up.children()["draft_service"]
+            subprocess.run(["kill", "-KILL", str(killed)], check=True)
+            up.wait_for("draft was killed by SIGKILL; starting it again$")
+            starting = up.child_besides("draft_service", killed)
+            subprocess.run(["kill", "-KILL", str(starting)], check=True)
+            up.wait_for("draft was killed by SIGKILL; starting it again in 1 s$")
+
+        kill_twice()
+        up.wait_for(r"draft ready at .*")
+        after = up.children()
+        assert {name: after[name] for name in ("router", "target_service")} == {
+            name: before[name] for name in ("router", "target_service")
+        }
+        kill_twice()
+        up.signal(signal.SIGINT)
+        assert up.end() == 0
+    assert are_gone([*before.values(), *after.values()])
 
 
 def test_a_service_that_cannot_start_ends_all(model: Path, tmp_path: Path) -> None:

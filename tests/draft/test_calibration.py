@@ -9,16 +9,16 @@ import pytest
 
 from draft_service.calibration import (
     DraftMeasurement,
+    LookupBench,
     ModelBench,
-    NgramBench,
     benches,
     budgets,
     calibrate,
     draft_key,
 )
 from draft_service.drafting import Drafter, SequenceKey
+from draft_service.lookup import NgramDrafter
 from draft_service.model import DraftLimits
-from draft_service.ngram import NgramDrafter
 from draft_service.ngram_index import MatchChoice, NgramOptions
 from specdecode.calibrations import find, path_of
 from specdecode.cost_tables import Calibration, DraftCosts
@@ -93,7 +93,7 @@ def test_rounds_differ_in_depth_batch_and_context() -> None:
 
 def test_look_ups_take_one_pass_and_always_find_something() -> None:
     drafter = ngram()
-    bench = NgramBench(drafter, 8, 64)
+    bench = LookupBench(DrafterKind.NGRAM, drafter, 8, 64)
     costs = finish(DraftMeasurement(bench, 0.6, Ticks()))
     assert costs.single_pass
     assert not drafter.busy
@@ -109,14 +109,14 @@ def test_what_is_measured_stays_within_the_drafters_limits() -> None:
     drafter = tiny.new_drafter(num_blocks=30, limits=DraftLimits(max_draft_tokens=3))
     shapes = ModelBench(drafter, 5).shapes()
     assert {(shape.num_draft_tokens, shape.batch) for shape in shapes} == {(1, 1), (2, 1)}
-    assert {shape.batch for shape in NgramBench(ngram(), 8, 5).shapes()} == {1, 4}
+    assert {shape.batch for shape in LookupBench(DrafterKind.NGRAM, ngram(), 8, 5).shapes()} == {1, 4}
 
 
 def test_a_pool_that_holds_no_round_and_no_budget_are_refused() -> None:
     with pytest.raises(InvalidArgumentError, match="num_blocks"):
         DraftMeasurement(ModelBench(tiny.new_drafter(num_blocks=4), 64), BUDGET)
     with pytest.raises(InvalidArgumentError, match="seconds"):
-        DraftMeasurement(NgramBench(ngram(), 8, 64), -1.0)
+        DraftMeasurement(LookupBench(DrafterKind.NGRAM, ngram(), 8, 64), -1.0)
 
 
 def test_the_model_drafter_gets_most_of_the_budget() -> None:

@@ -20,6 +20,7 @@ from draft_service.model import DraftLimits, ModelDrafter, ModelSequence
 from specdecode import sampling
 from specdecode.errors import InternalError, InvalidArgumentError, NumericalError
 from specdecode.lm.model import adopt_model
+from specdecode.lm.runner import Chunk
 from specdecode.types import Draft, Method, Propose, SamplingParams, SparseDistributions
 from tests.draft.tiny import (
     VOCAB_SIZE,
@@ -30,6 +31,7 @@ from tests.draft.tiny import (
     paged_model,
     plain_logits,
     plain_model,
+    reduced_model,
     run,
 )
 
@@ -145,18 +147,28 @@ def test_drafts_and_kv_are_those_of_a_fresh_start_after_any_history(
     check_integrity(drafter)
 
 
-def test_a_rejection_costs_no_turn_of_its_own() -> None:
+def test_a_rejection_costs_no_turn_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A round of γ drafts is γ forwards of one token, whatever of the round before was accepted."""
     drafter = new_drafter()
     sequence = drafter.open(key(1), open_draft(1, tokens_of(1, 30)))
     draft = propose(drafter, sequence, 5)
+    forward, fed = drafter.lm.forward_columns, list[int]()
+
+    def counted(chunks: Sequence[Chunk]) -> torch.Tensor:
+        fed.append(sum(len(chunk.token_ids) for chunk in chunks))
+        return forward(chunks)
+
+    monkeypatch.setattr(drafter.lm, "forward_columns", counted)
     for accepted in (5, 0, 2, 4):
+        fed.clear()
         recovered = (draft.token_ids[accepted] + 1) % VOCAB_SIZE if accepted < 5 else 7
         new = (*draft.token_ids[:accepted], recovered)
         sequence.propose(Propose(1, sequence.committed_length, new, 5))
         assert sequence.num_missing == (2 if accepted == 5 else 1)
-        answers = [answer for _ in range(5) for answer in drafter.advance()]
-        (draft,) = (answer.draft for answer in answers)
-        assert not drafter.busy
+        (answer,) = run(drafter)
+        draft = answer.draft
+        assert len(draft.token_ids) == 5
+        assert fed == [2 if accepted == 5 else 1, 1, 1, 1, 1]
 
 
 def test_sequences_with_different_depths_share_the_turns() -> None:
@@ -287,6 +299,44 @@ def test_methods_mix_in_one_turn() -> None:
     assert [drafts[number].q is not None for number in range(4)] == [True, False, False, False]
     for number in (1, 3):
         assert drafts[number].token_ids == greedy_continuation(tokens_of(number, 9), 3)
+
+
+# A reduced vocabulary
+
+KEPT = tuple(range(1, VOCAB_SIZE, 3))
+
+
+@pytest.mark.parametrize("method", Method)
+def test_only_ids_of_the_draft_vocabulary_are_drafted_and_have_probability(method: Method) -> None:
+    drafter = new_drafter(model=reduced_model(KEPT))
+    params = SamplingParams(temperature=0.0 if method is Method.GREEDY else 2.0)
+    for number in range(12):
+        order = open_draft(number, tokens_of(number, 9), method, params, seed=5)
+        drafter.open(key(number), order).propose(Propose(number, 9, (), 6))
+    drafts = [answer.draft for answer in run(drafter)]
+    assert len(drafts) == 12
+    for draft in drafts:
+        assert len(draft.token_ids) == 6
+        assert set(draft.token_ids) <= set(KEPT)
+        if draft.q is not None:
+            assert set(draft.q.token_ids.tolist()) <= set(KEPT)
+            assert all(sum(q.values()) == pytest.approx(1.0, abs=1e-5) for q in split(draft.q))
+
+
+@pytest.mark.parametrize("method", Method)
+def test_where_no_permitted_id_is_in_the_draft_vocabulary_nothing_is_drafted(method: Method) -> None:
+    drafter = new_drafter(model=reduced_model(KEPT))
+    temperature = 0.0 if method is Method.GREEDY else 1.0
+    outside = SamplingParams(temperature=temperature, allowed_token_ids=(0, 2, 3))
+    partly = SamplingParams(temperature=temperature, top_k=5, allowed_token_ids=(0, 2, 4, 7))
+    for number, params in enumerate([outside, partly]):
+        sequence = drafter.open(key(number), open_draft(number, tokens_of(1, 9), method, params))
+        sequence.propose(Propose(number, 9, (), 4))
+    drafts = {answer.key.sequence: answer.draft for answer in run(drafter)}
+    assert isinstance(drafts[0].error, NumericalError)
+    assert "no token that it may draft is permitted" in drafts[0].error.message
+    assert len(drafts[1].token_ids) == 4
+    assert set(drafts[1].token_ids) <= {4, 7}
 
 
 # Ends and limits

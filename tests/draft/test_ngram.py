@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draft_service.drafting import SequenceKey
-from draft_service.ngram import TOKENS_PER_TURN, NgramDrafter
+from draft_service.lookup import TOKENS_PER_TURN, NgramDrafter
 from draft_service.ngram_index import MatchChoice, NgramIndex, NgramMatch, NgramOptions
 from specdecode.types import Draft, DrafterKind, Method, OpenDraft, Propose, SamplingParams
 

@@ -12,9 +12,9 @@ from typing import Any
 import grpc
 import pytest
 
+from draft_service.lookup import NgramDrafter
 from draft_service.loop import DraftLoop
 from draft_service.model import DraftLimits, ModelDrafter
-from draft_service.ngram import NgramDrafter
 from draft_service.ngram_index import NgramOptions
 from draft_service.service import SERVICE_NAME, DraftServicer
 from specdecode import wire
@@ -392,7 +392,7 @@ async def test_a_failing_drafter_costs_drafts_and_nothing_else(monkeypatch: pyte
             raise RuntimeError("the device is lost")
 
         with monkeypatch.context() as patched:
-            patched.setattr(service.drafter.lm, "forward", fail)
+            patched.setattr(service.drafter.lm, "forward_columns", fail)
             draft = await stream.ask(Propose(1, 11, (), 2))
         assert isinstance(draft.error, InternalError)
         assert "the device is lost" not in draft.error.message

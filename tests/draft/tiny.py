@@ -48,6 +48,12 @@ def paged_model() -> LoadedModel:
     return adopt_model(copy.deepcopy(plain_model()), "tiny")
 
 
+@cache
+def reduced_model(token_ids: tuple[int, ...]) -> LoadedModel:
+    """The same weights with a head of these ids."""
+    return adopt_model(copy.deepcopy(plain_model()), "tiny", draft_vocabulary=torch.tensor(token_ids))
+
+
 def new_drafter(
     num_blocks: int = 256,
     block_size: int = 4,

@@ -82,7 +82,7 @@ class OracleLM(PagedLM):
         self.stored = [EMPTY] * (num_blocks * block_size)
         self._oracle = oracle
 
-    def forward(self, chunks: Sequence[Chunk]) -> torch.Tensor:
+    def forward_columns(self, chunks: Sequence[Chunk]) -> torch.Tensor:
         rows = []
         for chunk in chunks:
             sequence, size = chunk.sequence, len(chunk.token_ids)

@@ -17,7 +17,7 @@ import pytest
 import scipy.stats
 import torch
 
-from draft_service.ngram import through_stop
+from draft_service.lookup import through_stop
 from specdecode.sampling import Window, coupled_tokens, greedy_tokens, probabilities
 from specdecode.types import (
     Draft,

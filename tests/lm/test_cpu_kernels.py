@@ -12,14 +12,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from transformers import LlamaConfig
 
 from specdecode.lm.attention import LONGEST_WINDOW, AttentionPlan, LayerShape, PagedKV, Span
-from specdecode.lm.cpu import Kernels, build, load_kernels
+from specdecode.lm.cpu import Kernels, load_kernels
+from specdecode.lm.cpu import build as building
 from specdecode.lm.cpu.fused import FusedAttention, FusedGatedMLP, FusedRMSNorm
 from specdecode.lm.cpu.kernels import MAX_BLOCK_SIZE, MAX_DIM, tiled
 from specdecode.lm.model import adopt_model
 from specdecode.lm.runner import Chunk, PagedLM
-from tests.lm.tiny import CONFIGS, plain_logits, plain_model, random_prompt
+from tests.lm.tiny import CONFIGS, SHAPE, build, plain_logits, plain_model, random_prompt
 
 DTYPES = [torch.float32, torch.bfloat16]
 # One unit in the last place of bfloat16 is 1/128; float32's is 1e-7.
@@ -260,11 +262,11 @@ def test_best_tokens_takes_the_lowest_of_equals_and_names_rows_that_are_not_fini
 @pytest.mark.parametrize("rows", [1, 2, 15, 16, 17, 31, 32, 33, 48, 70])
 @pytest.mark.parametrize(("out_features", "in_features"), [(8, 32), (16, 64), (47, 96), (200, 576)])
 @pytest.mark.parametrize("has_bias", [False, True])
-def test_linear_on_tiles(rows: int, out_features: int, in_features: int, has_bias: bool) -> None:
+def test_linear(rows: int, out_features: int, in_features: int, has_bias: bool) -> None:
     kernels = load_kernels(torch.bfloat16)
     assert kernels is not None
     if not kernels.has_linear:
-        pytest.skip("this processor has no tiles")
+        pytest.skip("this processor multiplies neither tiles nor pairs")
     x = noise(rows, in_features, dtype=torch.bfloat16)
     weight = noise(out_features, in_features, seed=1, dtype=torch.bfloat16)
     bias = noise(out_features, seed=2, dtype=torch.bfloat16) if has_bias else None
@@ -275,11 +277,11 @@ def test_linear_on_tiles(rows: int, out_features: int, in_features: int, has_bia
     torch.testing.assert_close(actual.double(), expected, atol=0.02, rtol=2**-7)
 
 
-def test_a_row_on_tiles_is_the_same_to_the_bit_whatever_is_beside_it() -> None:
+def test_a_row_of_a_product_is_the_same_to_the_bit_whatever_is_beside_it() -> None:
     kernels = load_kernels(torch.bfloat16)
     assert kernels is not None
     if not kernels.has_linear:
-        pytest.skip("this processor has no tiles")
+        pytest.skip("this processor multiplies neither tiles nor pairs")
     x, weight = noise(70, 96, dtype=torch.bfloat16), noise(50, 96, seed=1, dtype=torch.bfloat16)
     together = kernels.linear(x, tiled(weight), None, 50)
     for row in range(70):
@@ -311,9 +313,29 @@ def test_what_is_replaced_is_what_is_known() -> None:
     assert not {FusedAttention, FusedGatedMLP, FusedRMSNorm} & kinds["gptneox"]
 
 
+def test_models_of_known_parts_run_as_one_stack() -> None:
+    stacked = {name for name in CONFIGS if adopt_model(deepcopy(plain_model(name)), name).stack is not None}
+    assert stacked == {"llama", "mistral", "qwen2"}
+
+
+def test_a_stack_turns_by_the_same_angles_far_into_the_context() -> None:
+    """Beyond the positions that are prepared at first, and from one step to the next."""
+    module = build(LlamaConfig(**(SHAPE | {"max_position_embeddings": 4096})))
+    with torch.inference_mode():
+        prompt = random_prompt(2100)
+        expected = module(input_ids=torch.tensor([prompt]), use_cache=False).logits[0, [4, 1200, 2099]]
+    model = adopt_model(module, "llama")
+    lm = PagedLM(model, 200)
+    sequence = lm.new_sequence(prompt)
+    ends = (5, 1201, 2100)
+    rows = [lm.forward([Chunk(sequence, prompt[sequence.kv_len : end], 1)])[0] for end in ends]
+    torch.testing.assert_close(torch.stack(rows), expected, atol=1e-3, rtol=0.0)
+
+
 def test_without_kernels_the_model_is_as_transformers_has_it() -> None:
     model = adopt_model(deepcopy(plain_model("llama")), "llama", use_kernels=False)
     assert model.kernels is None
+    assert model.stack is None
     assert not any(isinstance(m, FusedAttention | FusedRMSNorm) for m in model.module.modules())
 
 
@@ -322,9 +344,9 @@ def test_without_kernels_the_model_is_as_transformers_has_it() -> None:
 
 def test_a_build_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPECDECODE_CACHE", str(tmp_path))
-    library = build.build_library()
+    library = building.build_library()
     assert library.is_relative_to(tmp_path)
-    assert build.build_library().stat() == library.stat()
+    assert building.build_library().stat() == library.stat()
     assert list(library.parent.iterdir()) == [library]
     assert Kernels(library, torch.float32).rms_norm(torch.ones(1, 4), torch.ones(4), 0.0).tolist() == [
         [1] * 4
@@ -352,6 +374,6 @@ def test_a_compiler_that_fails_is_named(tmp_path: Path, monkeypatch: pytest.Monk
     broken.chmod(0o755)
     assert subprocess.run([broken, "--version"]).returncode == 0
     monkeypatch.setenv("CXX", str(broken))
-    with pytest.raises(build.BuildError, match="internal error"):
-        build.build_library()
+    with pytest.raises(building.BuildError, match="internal error"):
+        building.build_library()
     assert not list((tmp_path / "kernels").iterdir())

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from specdecode.lm.cpu import SamplingKernels, load_kernels
 from specdecode.noise import coupled_tokens
-from specdecode.sampling import Window, probabilities, restrict_top_k
+from specdecode.sampling import Window, probabilities
 from specdecode.types import SamplingParams
 from specdecode.verification import Drafts, residual_tokens, verify_block, verify_rejection
 
@@ -123,22 +123,6 @@ def test_a_broken_row_is_no_distribution_and_harms_no_other(
     rows, u = torch.arange(3), torch.full((3,), 0.5)
     nothing = torch.zeros(3, 0, dtype=torch.int64), torch.zeros(3, 0)
     assert 0 <= int(kernels.residual_tokens(p, rows, torch.ones(3), *nothing, u)[1]) < 200
-
-
-@pytest.mark.parametrize("k", [1, 2, 64, 199, 200])
-def test_leading_tokens(kernels: SamplingKernels, k: int) -> None:
-    p = torch.softmax(
-        torch.randint(0, 30, (6, 200), generator=torch.Generator().manual_seed(1)).float(), dim=1
-    )
-    p[2] = 0.0
-    p[2, [50, 3, 150]] = torch.tensor([0.5, 0.25, 0.25])
-    p[3] = 1 / 200
-    ids, probs = restrict_top_k(p, k, kernels)
-    expected_ids, expected = restrict_top_k(p, k)
-    torch.testing.assert_close(probs, expected)
-    assert torch.equal(ids, expected_ids)
-    p[4, 5] = torch.nan
-    assert restrict_top_k(p, k, kernels)[1][5].isfinite().all()
 
 
 @pytest.mark.parametrize("sharpness", [0.1, 1.0, 6.0])

@@ -60,7 +60,7 @@ def rollback() -> Iterator[Mutation]:
     )
     yield one(
         "the drafter keeps KV of the first token that was not accepted",
-        "draft_service/ngram.py",
+        "draft_service/lookup.py",
         "            return index\n",
         "            return index + 1\n",
         f"{DRAFT_MODEL}test_drafts_and_kv_are_those_of_a_fresh_start_after_any_history",

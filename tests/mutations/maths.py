@@ -114,7 +114,7 @@ def verification() -> Iterator[Mutation]:
 
 
 def sampling_kernels() -> Iterator[Mutation]:
-    path = "specdecode/lm/cpu/sampling.cpp"
+    path, rows = "specdecode/lm/cpu/sampling.cpp", "specdecode/lm/cpu/rows.h"
     residual = f"{SAMPLING_KERNELS}test_residual_samples"
     yield one(
         "the kernel's recovered token is sampled from p",
@@ -133,30 +133,30 @@ def sampling_kernels() -> Iterator[Mutation]:
     )
     yield one(
         "the kernel's nucleus leaves out the token that crosses its border",
-        path,
+        rows,
         "before >= cut.top_p",
         "before + mass > cut.top_p",
         f"{SAMPLING_KERNELS}test_probabilities",
     )
     yield one(
         "the kernel looks for the nucleus no further than two temperatures",
-        path,
+        rows,
         "REACHES[] = {2.0f, 3.0f, 4.0f, 5.0f, 6.0f, 7.0f, 8.0f, 10.0f, 12.0f, 16.0f, INFINITY}",
         "REACHES[] = {2.0f}",
         f"{SAMPLING_KERNELS}test_probabilities",
     )
     yield one(
         "the kernel breaks ties by the highest id",
-        path,
+        rows,
         "a.id < b.id",
         "a.id > b.id",
         f"{SAMPLING_KERNELS}test_ties_go_to_the_lowest_ids",
     )
     yield one(
         "the kernel's noise is that of the next token",
-        path,
-        "uint64_t z = (token + 1) * GOLDEN + key;",
-        "uint64_t z = (token + 2) * GOLDEN + key;",
+        rows,
+        "mixed((token + 1) * GOLDEN + key)",
+        "mixed((token + 2) * GOLDEN + key)",
         f"{SAMPLING_KERNELS}test_coupled_picks_are_the_same_tokens",
     )
 

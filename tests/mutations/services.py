@@ -272,10 +272,10 @@ def drafter() -> Iterator[Mutation]:
         "drafts are sampled before top-p, q is sent after it",
         drawing,
         "    columns = sampling.inverse_cdf(probs, u.to(probs.device))  # [R]\n"
-        "    picks = token_ids.gather(1, columns[:, None])[:, 0]\n",
+        "    picks = ids.gather(1, columns[:, None])[:, 0]\n",
         "    from dataclasses import replace\n"
         "    early = [replace(w, params=replace(w.params, top_p=1.0)) for w in windows]\n"
-        "    early_ids, early_probs = _restricted(logits, early, top_k)\n"
+        "    early_ids, early_probs = _restricted(logits, early, top_k, token_ids)\n"
         "    picks = early_ids.gather(1, sampling.inverse_cdf(early_probs, u)[:, None])[:, 0]\n",
         f"{DRAWING}test_draws_follow_the_q_that_is_handed_on",
     )
@@ -283,16 +283,16 @@ def drafter() -> Iterator[Mutation]:
         "drafts are sampled from the whole of q, its top-k is sent",
         drawing,
         "    columns = sampling.inverse_cdf(probs, u.to(probs.device))  # [R]\n"
-        "    picks = token_ids.gather(1, columns[:, None])[:, 0]\n",
+        "    picks = ids.gather(1, columns[:, None])[:, 0]\n",
         "    picks = sampling.inverse_cdf(sampling.probabilities(logits, windows), u)\n",
         f"{DRAWING}test_draws_follow_the_q_that_is_handed_on",
     )
     yield one(
         "q is the draft's temperature-1 distribution",
         drawing,
-        "    return _draws(picks, torch.isfinite(probs).all(dim=1), supports(token_ids, probs))\n",
-        "    plain = logits.softmax(1).gather(1, token_ids)\n"
-        "    return _draws(picks, torch.isfinite(probs).all(dim=1), supports(token_ids, plain))\n",
+        "    return _draws(picks, torch.isfinite(probs).all(dim=1), supports(ids, probs))\n",
+        "    plain = logits.softmax(1).gather(1, ids)\n"
+        "    return _draws(picks, torch.isfinite(probs).all(dim=1), supports(ids, plain))\n",
         f"{DRAWING}test_draws_follow_the_q_that_is_handed_on",
     )
     yield one(
@@ -369,6 +369,64 @@ def foresight() -> Iterator[Mutation]:
         "num_tokens = min(num_tokens, max(int(agreeing * self.options.trust), 1))",
         "pass",
         "tests/draft/test_ngram.py::test_a_match_is_followed_as_far_as_what_precedes_it_agrees",
+    )
+
+
+def suffix() -> Iterator[Mutation]:
+    index, drafter, tests = (
+        "draft_service/suffix_index.py",
+        "draft_service/suffix.py",
+        "tests/draft/test_suffix.py::",
+    )
+    who = f"{tests}test_who_may_be_drafted_for_from_an_output"
+    yield one(
+        "tenants share what they put out",
+        drafter,
+        "(order.cache_salt, order.traffic_class)",
+        '(b"", order.traffic_class)',
+        who,
+    )
+    yield one(
+        "what is to be forgotten is remembered",
+        drafter,
+        "drafter.memory if order.remembers_output else None",
+        "drafter.memory",
+        who,
+    )
+    yield one(
+        "prompts are remembered",
+        drafter,
+        "self.index.tokens[self._num_prompt_tokens :]",
+        "self.index.tokens",
+        f"{tests}test_prompts_are_not_remembered",
+    )
+    yield one(
+        "what ends a remembered output is proposed",
+        index,
+        "            votes.pop(_SEPARATOR, None)\n",
+        "",
+        f"{tests}test_separators_are_never_proposed",
+    )
+    yield one(
+        "ends that are taken back are found",
+        index,
+        "                self._buckets[_hash(tokens, end, self.run) & self._mask] = before\n",
+        "                pass\n",
+        f"{tests}test_what_is_taken_back_leaves_no_trace",
+    )
+    yield one(
+        "what agrees longer has one vote, too",
+        index,
+        "2.0**agreement",
+        "1.0",
+        f"{tests}TestPropose::test_a_longer_agreement_outweighs_frequent_short_ones",
+    )
+    yield one(
+        "the memory grows",
+        index,
+        "while self._num_tokens > self.capacity:",
+        "while False:",
+        f"{tests}TestMemory::test_it_holds_its_capacity_and_forgets_the_oldest_first",
     )
 
 

@@ -18,6 +18,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     *services.frames(),
     *services.foresight(),
     *services.drafter(),
+    *services.suffix(),
     *services.router(),
     *figures.figures(),
     *figures.run_time_policy(),

@@ -83,13 +83,14 @@ def _run_tests(tests: list[str], seconds: float, output: Path, answer: Path) -> 
     """In the fork."""
     from hypothesis import Phase, settings
 
-    settings.register_profile("no shrinking", phases=(Phase.explicit, Phase.generate), database=None)
-    settings.load_profile("no shrinking")
+    phases = (Phase.explicit, Phase.generate)
+    settings.register_profile("no shrinking", deadline=None, phases=phases, database=None)
     plugins = ("cacheprovider", "warnings", "anyio", "unraisableexception", "threadexception")
     options = [
         "-x",
         "-q",
         "--hypothesis-seed=0",
+        "--hypothesis-profile=no shrinking",
         f"--timeout={seconds}",
         *(f"-pno:{name}" for name in plugins),
     ]

@@ -26,7 +26,7 @@ DRAFTERS = {
 async def test_whatever_is_decided_the_text_is_the_targets(
     model: Path, byte_level: Tokenizer, steps: StepCosts | None, reason: str
 ) -> None:
-    expected = greedy(model, await byte_level.encode_text(PROMPT), 60)
+    expected = greedy(model, byte_level.encode_text(PROMPT), 60)
     async with Services.started(
         model, model, target={"costs": steps}, draft={"costs": DRAFTERS}, num_draft_tokens=5
     ) as services:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,10 @@ import grpc
 import pytest
 import pytest_asyncio
 
+from router import front
+from router.parsing import parse_request
 from specdecode.errors import InvalidArgumentError, NotFoundError, Reason
+from specdecode.requests import MAX_CHAT_MESSAGES, MAX_LISTED_TOKEN_IDS
 from specdecode.serving import error_from_rpc
 from specdecode.v1 import router_service_pb2 as pb
 from tests.router.client import request_for
@@ -62,6 +66,22 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "unknown id in allowed": (
         changed(lambda r: r.sampling.allowed_token_ids.ids.append(UNKNOWN)),
         "sampling.allowed_token_ids[0]",
+    ),
+    "too many banned ids": (
+        changed(lambda r: r.sampling.banned_token_ids.extend([5] * (MAX_LISTED_TOKEN_IDS + 1))),
+        "sampling.banned_token_ids",
+    ),
+    "too many allowed ids": (
+        changed(lambda r: r.sampling.allowed_token_ids.ids.extend([5] * (MAX_LISTED_TOKEN_IDS + 1))),
+        "sampling.allowed_token_ids",
+    ),
+    "too many chat messages": (
+        changed(
+            lambda r: r.chat.messages.extend(
+                [pb.ChatMessage(role="user", content="a")] * (MAX_CHAT_MESSAGES + 1)
+            )
+        ),
+        "chat.messages",
     ),
     "10,000 stop strings": (request_for(stop=[f"s{i}" for i in range(10_000)]), "sampling.stop"),
     "empty stop string": (request_for(stop=[""]), "sampling.stop[0]"),
@@ -166,3 +186,20 @@ async def test_max_tokens_that_just_fit_are_served(services: Services, max_token
     prompt = [5] * (256 - max_tokens)
     answer = await services.generate_one(request_for(prompt, max_tokens=max_tokens, ignore_eos=True))
     assert len(answer.ids) == max_tokens
+
+
+@pytest.mark.parametrize("num_banned", [1, 40_000])
+async def test_large_requests_are_parsed_beside_the_event_loop(
+    services: Services, monkeypatch: pytest.MonkeyPatch, num_banned: int
+) -> None:
+    threads: list[int] = []
+
+    def noted(message_type: Any, data: bytes) -> Any:
+        threads.append(threading.get_ident())
+        return parse_request(message_type, data)
+
+    monkeypatch.setattr(front, "parse_request", noted)
+    request = request_for(max_tokens=1)
+    request.sampling.banned_token_ids.extend([5] * num_banned)
+    assert len((await services.generate_one(request)).ids) == 1
+    assert (threads[0] == threading.get_ident()) == (num_banned == 1)

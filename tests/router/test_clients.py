@@ -205,7 +205,7 @@ async def test_a_client_that_does_not_read_pauses_itself_and_nobody_else(
     roomy_model: Path, byte_level: Tokenizer, num_draft_tokens: int
 ) -> None:
     max_tokens = 1800
-    quick_ids = greedy(roomy_model, await byte_level.encode_text(PROMPT), 20)
+    quick_ids = greedy(roomy_model, byte_level.encode_text(PROMPT), 20)
     slow = request_for(temperature=0, max_tokens=max_tokens, logprobs=20, ignore_eos=True)
     async with (
         Services.started(roomy_model, target={"num_blocks": 256}) as services,
@@ -294,6 +294,6 @@ async def test_many_clients_at_once_get_what_each_would_get_alone(model: Path, b
         ]
         answers = await asyncio.gather(*calls)
         for index, prompt in enumerate(prompts):
-            expected = greedy(model, await byte_level.encode_text(prompt), 40)
+            expected = greedy(model, byte_level.encode_text(prompt), 40)
             assert [answer.ids for answer in answers[2 * index : 2 * index + 2]] == [expected] * 2
         await services.all_is_free()

@@ -23,7 +23,7 @@ MAX_TOKENS = 60
 @pytest.fixture
 async def reference(model: Path, byte_level: Tokenizer) -> list[int]:
     """The greedy ids."""
-    return greedy(model, await byte_level.encode_text(PROMPT), MAX_TOKENS)
+    return greedy(model, byte_level.encode_text(PROMPT), MAX_TOKENS)
 
 
 def right(reference: Sequence[int], ask: Ask) -> Draft:
@@ -151,7 +151,7 @@ async def test_the_draft_service_dies_and_drafting_resumes_when_it_is_back(
     model: Path, byte_level: Tokenizer
 ) -> None:
     # Long, and one draft at a time: the connection must be back before the text is at its end.
-    reference = greedy(model, await byte_level.encode_text(PROMPT), 240)
+    reference = greedy(model, byte_level.encode_text(PROMPT), 240)
     died = []
 
     def script(ask: Ask) -> Draft:

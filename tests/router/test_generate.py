@@ -58,7 +58,7 @@ def check_usage(answer: Answer) -> None:
 async def test_greedy_ids_are_those_of_transformers_whatever_is_drafted(
     services: Services, model: Path, byte_level: Tokenizer, drafter: int, num_draft_tokens: int
 ) -> None:
-    prompt = await byte_level.encode_text(PROMPT)
+    prompt = byte_level.encode_text(PROMPT)
     request = speculating(request_for(temperature=0, max_tokens=60), num_draft_tokens, drafter)
     answer = await services.generate_one(request)
     assert answer.ids == greedy(model, prompt, 60)
@@ -147,7 +147,7 @@ async def test_a_stop_id_inside_an_accepted_run_is_the_last_id(
 async def test_never_one_token_past_max_tokens(
     agreeing: Services, model: Path, byte_level: Tokenizer, max_tokens: int
 ) -> None:
-    prompt = await byte_level.encode_text(PROMPT)
+    prompt = byte_level.encode_text(PROMPT)
     request = speculating(request_for(temperature=0, max_tokens=max_tokens), 4, MODEL)
     answer = await agreeing.generate_one(request)
     assert answer.ids == greedy(model, prompt, max_tokens)
@@ -159,7 +159,7 @@ async def test_never_one_token_past_max_tokens(
 async def test_streamed_logprobs_belong_to_their_own_token(
     agreeing: Services, model: Path, byte_level: Tokenizer, drafter: int
 ) -> None:
-    prompt = await byte_level.encode_text(PROMPT)
+    prompt = byte_level.encode_text(PROMPT)
     answer = await agreeing.generate_one(
         speculating(request_for(seed=3, max_tokens=30, logprobs=3, temperature=1.3), 4, drafter)
     )
@@ -259,7 +259,7 @@ async def test_chat_is_answered_after_its_template(
     request = pb.GenerateRequest(sampling=pb.SamplingOptions(temperature=0, max_tokens=8))
     request.chat.messages.add(role="user", content="the fox")
     answer = await services.generate_one(request)
-    prompt = await byte_level.encode_chat([("user", "the fox")])
+    prompt = byte_level.encode_chat([("user", "the fox")])
     assert prompt[0] == tiny.BOS
     assert answer.ids == greedy(model, prompt, 8)
     assert answer.rounds == []
@@ -322,7 +322,7 @@ async def test_text_does_not_depend_on_the_length_of_leases(
     async with Services.started(model, lease_tokens=lease_tokens) as services:
         request = speculating(request_for(temperature=0, max_tokens=50), 0, NGRAM)
         answer = await services.generate_one(request)
-        assert answer.ids == greedy(model, await byte_level.encode_text(PROMPT), 50)
+        assert answer.ids == greedy(model, byte_level.encode_text(PROMPT), 50)
         assert answer.usage is not None
         assert (answer.usage.num_plain, answer.usage.num_rounds) == (50, 50)
         await services.all_is_free()

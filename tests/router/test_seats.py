@@ -85,3 +85,14 @@ def test_whoever_learns_of_an_empty_look_takes_the_class_along(seat: Seat) -> No
     before = seat.histories[NGRAM].frailty
     seat.looked_up(Foresight(NGRAM, LENGTH, ()))
     assert seat.histories[NGRAM].frailty > before
+
+
+@pytest.mark.parametrize("token_ids", [(11, 12), ()])
+def test_an_answer_to_the_seat_that_a_choice_had_before_it_moved_says_nothing(
+    seat: Seat, token_ids: tuple[int, ...]
+) -> None:
+    emit(seat.choice, 10, 11, 12)
+    moved = Seat(seat.choice, 2, Estimates())  # nothing was decided for it yet
+    moved.looked_up(Foresight(NGRAM, LENGTH + 1, token_ids))
+    assert moved.foresight is None
+    assert not moved.histories

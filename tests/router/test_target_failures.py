@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from specdecode.errors import FailedPreconditionError, Reason, UnavailableError
 from specdecode.serving import error_from_rpc
 from specdecode.tokenizer import fingerprint, load_tokenizer
 from specdecode.wire import piece_from_proto
+from target_service.engine import StepOutcome
 from tests.router.client import MODEL, NGRAM, PROMPT, greedy, request_for, speculating
 from tests.services import DEADLINE, Answer, Services, eventually, refusal, start_drafts, start_target
 
@@ -74,7 +76,7 @@ async def test_text_goes_on_on_another_target_without_a_token_lost_or_told_twice
 
 
 async def test_text_goes_on_when_the_only_target_is_back(model: Path, byte_level: Tokenizer) -> None:
-    prompt = await byte_level.encode_text(PROMPT)
+    prompt = byte_level.encode_text(PROMPT)
     request = speculating(request_for(temperature=0, max_tokens=MAX_TOKENS), 4, NGRAM)
     async with Services.started(model) as services:
 
@@ -141,6 +143,35 @@ async def test_a_target_that_drains_finishes_what_runs_and_gets_nothing_new(mode
             await draining[0]
 
 
+async def test_the_last_tokens_are_told_before_a_drained_stream_ends(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = request_for(seed=1, max_tokens=4, ignore_eos=True)
+    async with Services.started(model) as services:
+        undisturbed = await services.generate_one(request)
+        loop, step_ended, may_tell = services.target.loop, threading.Event(), threading.Event()
+        deliver = loop._deliver
+
+        def deliver_late(outcome: StepOutcome) -> None:
+            if any(result.ended for _, result in outcome.results):
+                step_ended.set()
+                may_tell.wait(DEADLINE)
+            deliver(outcome)
+
+        monkeypatch.setattr(loop, "_deliver", deliver_late)
+        answering = asyncio.create_task(services.generate_one(request))
+        assert await asyncio.to_thread(step_ended.wait, DEADLINE)
+        services.target.server.draining.set()
+        # The stream's handlers see the drain before the engine's thread goes on.
+        for _ in range(100):
+            await asyncio.sleep(0)
+        may_tell.set()
+        answer = await answering
+        assert answer.ids == undisturbed.ids
+        assert answer.usage is not None
+        assert answer.usage.num_failovers == 0
+
+
 async def test_new_requests_wait_for_a_target_that_is_restarting(model: Path, byte_level: Tokenizer) -> None:
     async with Services.started(model) as services:
         await services.target.stop()
@@ -151,7 +182,7 @@ async def test_new_requests_wait_for_a_target_that_is_restarting(model: Path, by
         await eventually(is_noticed, "the router notices that the target is gone")
         waiting = asyncio.create_task(services.generate_one(request_for(temperature=0, max_tokens=5)))
         await services.restart_target()
-        assert (await waiting).ids == greedy(model, await byte_level.encode_text(PROMPT), 5)
+        assert (await waiting).ids == greedy(model, byte_level.encode_text(PROMPT), 5)
 
 
 @pytest.mark.parametrize("foreign", ["target", "draft"])

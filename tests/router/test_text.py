@@ -48,7 +48,7 @@ def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
 async def test_pieces_add_up_to_the_decoded_text_however_rounds_split_it(
     tokenizer: Tokenizer, text: str, cuts: list[int]
 ) -> None:
-    ids = await tokenizer.encode_text(text)
+    ids = tokenizer.encode_text(text)
     pieces = stream_pieces(TextStream(tokenizer.detokenizer()), rounds_of(ids, cuts))
     assert "".join(piece for piece, _ in pieces) == tokenizer.decode(ids)
     assert sum(count for _, count in pieces) == len(ids)
@@ -61,7 +61,7 @@ async def test_pieces_add_up_to_the_decoded_text_however_rounds_split_it(
 async def test_a_character_split_over_rounds_is_never_shown_as_replacement(
     tokenizer: Tokenizer, text: str, cuts: list[int]
 ) -> None:
-    ids = await tokenizer.encode_text(text)
+    ids = tokenizer.encode_text(text)
     if "\ufffd" in tokenizer.decode(ids):
         return  # a character that the vocabulary cannot say
     for piece, _ in stream_pieces(TextStream(tokenizer.detokenizer()), rounds_of(ids, cuts)):
@@ -87,7 +87,7 @@ def test_any_ids_of_smollm2_add_up_to_their_decoded_text(smollm2: Tokenizer, dat
 
 
 async def test_a_character_comes_with_its_last_byte_and_its_ids_with_it(byte_level: Tokenizer) -> None:
-    ids = await byte_level.encode_text("a\U0001f469")
+    ids = byte_level.encode_text("a\U0001f469")
     assert len(ids) == 5, "the emoji must be four tokens here"
     pieces = stream_pieces(TextStream(byte_level.detokenizer()), [[i] for i in ids])
     assert pieces == [("a", 1), ("", 0), ("", 0), ("", 0), ("\U0001f469", 4), ("", 0)]
@@ -122,7 +122,7 @@ def cut_at_stops(text: str, stops: Sequence[str]) -> tuple[str, str | None]:
 async def test_stop_strings_cut_by_definition_over_all_token_and_round_boundaries(
     byte_level: Tokenizer, text: str, stops: list[str], cuts: list[int]
 ) -> None:
-    ids = await byte_level.encode_text(text)
+    ids = byte_level.encode_text(text)
     stream = TextStream(byte_level.detokenizer(), stops)
     pieces = stream_pieces(stream, rounds_of(ids, cuts))
     assert ("".join(piece for piece, _ in pieces), stream.stop) == cut_at_stops(byte_level.decode(ids), stops)
@@ -139,7 +139,7 @@ async def test_a_stop_string_is_found_at_every_split_point(byte_level: Tokenizer
     text = "fox <|stop|> dog"
     start = text.index("<|stop|>")
     head, tail = text[: start + split], text[start + split :]
-    ids = [*await byte_level.encode_text(head), *await byte_level.encode_text(tail)]
+    ids = [*byte_level.encode_text(head), *byte_level.encode_text(tail)]
     stream = TextStream(byte_level.detokenizer(), ["<|stop|>"])
     pieces = stream_pieces(stream, [[i] for i in ids])
     assert "".join(piece for piece, _ in pieces) == "fox "
@@ -149,14 +149,14 @@ async def test_a_stop_string_is_found_at_every_split_point(byte_level: Tokenizer
 async def test_no_piece_holds_the_beginning_of_a_stop_string_that_later_completes(
     byte_level: Tokenizer,
 ) -> None:
-    ids = [token for char in "ab##c##STOP" for token in await byte_level.encode_text(char)]
+    ids = [token for char in "ab##c##STOP" for token in byte_level.encode_text(char)]
     stream = TextStream(byte_level.detokenizer(), ["##STOP"])
     said = [piece for piece, _ in stream_pieces(stream, [[i] for i in ids])]
     assert said == ["a", "b", "", "", "##c", "", "", "", "", "", ""]
 
 
 async def test_the_text_of_each_piece_is_the_text_of_its_ids(byte_level: Tokenizer) -> None:
-    ids = list(await byte_level.encode_text("the stop st\U0001f469ring sto"))
+    ids = list(byte_level.encode_text("the stop st\U0001f469ring sto"))
     stream = TextStream(byte_level.detokenizer(), ["stops"])
     taken = 0
     for piece, count in stream_pieces(stream, [[i] for i in ids]):
@@ -166,31 +166,31 @@ async def test_the_text_of_each_piece_is_the_text_of_its_ids(byte_level: Tokeniz
 
 
 async def test_stop_strings_wait_for_min_tokens(byte_level: Tokenizer) -> None:
-    ids = [token for char in "a.b.c" for token in await byte_level.encode_text(char)]
+    ids = [token for char in "a.b.c" for token in byte_level.encode_text(char)]
     stream = TextStream(byte_level.detokenizer(), ["."], min_tokens=3)
     assert "".join(piece for piece, _ in stream_pieces(stream, [[i] for i in ids])) == "a.b"
 
 
 async def test_long_prompts_tokenise_to_the_same_ids_as_short_ones(byte_level: Tokenizer) -> None:
     word = "the quick brown fox "
-    long = await byte_level.encode_text(word * 1000)
+    long = byte_level.encode_text(word * 1000)
     assert tuple(byte_level._backend.encode(word * 1000).ids) == long
 
 
 async def test_text_prompts_keep_the_characters_they_came_with(tokenizer: Tokenizer) -> None:
     text = unicodedata.normalize("NFD", "caf\u00e9")
-    assert tokenizer.decode(await tokenizer.encode_text(text)) == text
+    assert tokenizer.decode(tokenizer.encode_text(text)) == text
 
 
 async def test_chat_is_rendered_by_the_template(byte_level: Tokenizer) -> None:
-    ids = await byte_level.encode_chat([("user", "the fox")])
+    ids = byte_level.encode_chat([("user", "the fox")])
     assert ids[0] == tiny.BOS
     assert byte_level.decode(ids) == "user\nthe fox\nassistant"
 
 
 async def test_chat_that_the_template_refuses_names_the_field(byte_level: Tokenizer) -> None:
     with pytest.raises(InvalidArgumentError, match="unknown role") as caught:
-        await byte_level.encode_chat([("robot", "hello")])
+        byte_level.encode_chat([("robot", "hello")])
     assert caught.value.violations[0].field == "chat"
 
 

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import math
+import threading
 from typing import Any
 
 import pytest
@@ -24,6 +26,7 @@ from specdecode.types import DrafterKind, Method, SamplingParams
 from specdecode.v1 import router_service_pb2 as pb
 from specdecode.wire import generate_request_from_proto
 from tests.router import tiny
+from tests.services import DEADLINE
 
 MAX_LENGTH = 64
 
@@ -100,6 +103,37 @@ async def test_what_is_outside_its_range_is_refused_by_name(
         await resolved(byte_level, **fields)
     assert [violation.field for violation in caught.value.violations] == [field]
     assert caught.value.violations[0].description in str(caught.value)
+
+
+@dataclasses.dataclass(frozen=True)
+class Awaited(ModelLimits):
+    """Limits that are told only once the event loop went on."""
+
+    went_on: threading.Event = dataclasses.field(default_factory=threading.Event)
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == "max_length":
+            assert object.__getattribute__(self, "went_on").wait(DEADLINE), "the event loop stood still"
+        return object.__getattribute__(self, name)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"prompt": TextPrompt("the fox " * 1000)},
+        {"prompt": ChatPrompt((("user", "the fox"),) * 5000)},
+        {"prompt": TokenPrompt((5,) * 5000)},
+        {"prompt": TextPrompt("the fox"), "sampling": SamplingOptions(banned_token_ids=(5,) * 5000)},
+    ],
+    ids=["text", "chat", "ids", "banned"],
+)
+async def test_the_event_loop_goes_on_while_a_large_request_is_resolved(
+    byte_level: Tokenizer, fields: dict[str, Any]
+) -> None:
+    limits = Awaited(byte_level.vocab_size, 10**6, max_prompt_bytes=10**6)
+    asyncio.get_running_loop().call_soon(limits.went_on.set)
+    resolved = await resolve(GenerateRequest(**fields), byte_level, limits)
+    assert resolved.prompt_token_ids
 
 
 async def test_everything_that_is_wrong_with_the_options_is_said_at_once(byte_level: Tokenizer) -> None:

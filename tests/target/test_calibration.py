@@ -225,7 +225,7 @@ class Stream:
 
     def __init__(self, loop: EngineLoop) -> None:
         self.loop = loop
-        self.frames: queue.Queue[StepFrame] = queue.Queue()
+        self.frames: queue.Queue[StepFrame | None] = queue.Queue()
         self.number = loop.open_stream(self.frames.put)
 
     def decode(self, sequence: int, num_tokens: int) -> list[int]:
@@ -235,6 +235,7 @@ class Stream:
         emitted: list[int] = []
         while True:
             frame = self.frames.get(timeout=SECONDS)
+            assert frame is not None
             assert frame.costs is None, "measured again while a request was open"
             for result in frame.results:
                 emitted += result.token_ids

@@ -16,6 +16,8 @@ from specdecode.errors import Reason
 from specdecode.lm.model import adopt_model
 from specdecode.lm.runner import PagedLM
 from specdecode.types import Lease, LoadSnapshot, StepFrame, StepResult, Verify
+from target_service import engine as engine_module
+from target_service import frames
 from target_service.engine import Engine, StepOutcome
 from target_service.loop import EngineLoop, StepClock
 from target_service.sequence import SequenceKey
@@ -32,14 +34,20 @@ class Stream:
 
     def __init__(self, loop: EngineLoop) -> None:
         self.loop = loop
-        self.frames: queue.Queue[StepFrame] = queue.Queue()
+        self.frames: queue.Queue[StepFrame | None] = queue.Queue()
         self.number = loop.open_stream(self.frames.put)
 
     def send(self, *orders: Order) -> None:
         self.loop.submit(self.number, frame_of(orders))
 
     def next(self) -> StepFrame:
-        return self.frames.get(timeout=SECONDS)
+        frame = self.frames.get(timeout=SECONDS)
+        assert frame is not None, "the stream has ended"
+        return frame
+
+    def has_ended(self) -> bool:
+        """Whether nothing but the end is there."""
+        return self.frames.get(timeout=SECONDS) is None
 
     def wait_until_applied(self) -> None:
         """Until the loop has taken in everything sent so far."""
@@ -88,7 +96,6 @@ def test_each_stream_gets_its_own_results(start: Start) -> None:
     assert tokens(mine.until_ended(0)[0]) == GREEDY_TEXT
     assert tokens(other.until_ended(0)[0]) == OTHER_TEXT
     assert loop.load.num_free_blocks == loop.load.num_blocks
-    assert (loop.num_sequences(mine.number), loop.num_sequences(other.number)) == (0, 0)
 
 
 def test_rounds_go_on_as_orders_come(start: Start) -> None:
@@ -128,6 +135,25 @@ def test_a_deadline_wakes_an_idle_loop(start: Start) -> None:
     assert result.error.reason is Reason.DEADLINE
 
 
+def test_what_is_held_is_told_when_the_next_step_has_nothing_of_the_stream(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(frames, "HELD_SECONDS", SECONDS)
+    engine = make_engine(num_blocks=8)
+    loop = EngineLoop(engine)  # its steps are run here
+    older, younger = Stream(loop), Stream(loop)
+    older.send(opening(0, PROMPT, max_tokens=80), prompt_lease(80))
+    younger.send(opening(0, OTHER_PROMPT, max_tokens=80), Lease(0, len(OTHER_PROMPT), 80))
+    key = SequenceKey(younger.number, 0)
+    while not (key in engine.sequences and engine.sequences[key].num_preemptions):
+        assert loop._wait_for_work()
+        loop._deliver(loop._step())
+    told = 0
+    while not younger.frames.empty():
+        told += len(tokens(list(younger.next().results)))
+    assert told == engine.sequences[key].num_output > 0
+
+
 # Endings
 
 
@@ -144,6 +170,21 @@ def test_draining_refuses_opens_and_finishes_what_runs(start: Start) -> None:
     assert (error.reason, error.retry_after is not None) == (Reason.DRAINING, True)
     assert len(results[1]) == 1
     assert tokens(first + results[0]) == GREEDY_TEXT
+    assert stream.has_ended()
+
+
+def test_a_drained_stream_ends_when_its_last_sequence_is_closed(start: Start) -> None:
+    loop = start(make_engine())
+    stream, idle = Stream(loop), Stream(loop)
+    stream.send(opening(0, PROMPT, max_tokens=40), opening(1, PROMPT, max_tokens=40), prompt_lease(1))
+    stream.next()
+    loop.drain()
+    assert idle.has_ended()
+    stream.send(0)
+    stream.wait_until_applied()
+    assert stream.frames.empty()
+    stream.send(1)
+    assert stream.has_ended()
 
 
 @pytest.mark.parametrize("busy", [False, True])
@@ -165,7 +206,7 @@ def test_a_thread_that_dies_says_of_what() -> None:
     loop = EngineLoop(make_engine())
     loop.start()
 
-    def refuse(frame: StepFrame) -> None:
+    def refuse(frame: StepFrame | None) -> None:
         raise RuntimeError("nobody listens")
 
     loop.submit(loop.open_stream(refuse), frame_of([opening(0, PROMPT, max_tokens=4), prompt_lease(1)]))
@@ -175,7 +216,7 @@ def test_a_thread_that_dies_says_of_what() -> None:
 
 def test_a_failed_step_ends_what_is_open_and_nothing_later(start: Start) -> None:
     module = deepcopy(plain_model("llama"))
-    engine = Engine(PagedLM(adopt_model(module, "llama"), num_blocks=64))
+    engine = Engine(PagedLM(adopt_model(module, "llama", use_kernels=False), num_blocks=64))
     loop = start(engine)
     mine, other = Stream(loop), Stream(loop)
     mine.send(opening(0, PROMPT, max_tokens=40), prompt_lease(2))
@@ -196,6 +237,28 @@ def test_a_failed_step_ends_what_is_open_and_nothing_later(start: Start) -> None
     assert engine.lm.pool.num_free == 64
     mine.send(opening(1, PROMPT, max_tokens=40), prompt_lease(40, 1))
     assert tokens(mine.until_ended(1)[1]) == GREEDY_TEXT
+
+
+def test_a_step_that_fails_halfway_tells_what_it_ended(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    logprobs, rows = engine_module.window_logprobs, iter(range(2))
+
+    def fail_at_the_second(*args: Any) -> Any:
+        if next(rows):
+            raise RuntimeError("out of something")
+        return logprobs(*args)
+
+    monkeypatch.setattr(engine_module, "window_logprobs", fail_at_the_second)
+    stream = Stream(start(make_engine()))
+    stream.send(
+        opening(0, PROMPT, max_tokens=1, logprobs=0),
+        opening(1, OTHER_PROMPT, max_tokens=40, logprobs=0),
+        prompt_lease(1),
+        Lease(1, len(OTHER_PROMPT), 40),
+    )
+    results = stream.until_ended(0, 1)
+    assert tokens(results[0]) == GREEDY_TEXT[:1]
+    assert results[1][-1].error is not None
+    assert results[1][-1].error.reason is Reason.ENGINE_FAILED
 
 
 # When a step starts
@@ -300,7 +363,9 @@ def test_a_cohort_is_verified_in_one_step(start: Start) -> None:
     """The engine's clock moves only while a step runs: waiting for the cohort has no end of its own."""
     now = [0.0]
     module = deepcopy(plain_model("llama"))
-    engine = Engine(PagedLM(adopt_model(module, "llama"), num_blocks=64), clock=lambda: now[0])
+    engine = Engine(
+        PagedLM(adopt_model(module, "llama", use_kernels=False), num_blocks=64), clock=lambda: now[0]
+    )
 
     def advance(*args: Any) -> None:
         now[0] += 1.0

@@ -19,11 +19,13 @@ _FLAGS = ("-O3", "-march=native", "-std=c++17", "-fopenmp", "-fPIC", "-fno-trapp
 SOURCES = {
     # Sums may be taken in any order, which vector instructions need; NaN and infinity keep their meaning.
     _HERE / "kernels.cpp": ("-fassociative-math", "-fno-signed-zeros"),
+    _HERE / "products.cpp": (),
     # Noise is the same bits on every machine.
     _HERE / "sampling.cpp": ("-ffp-contract=off",),
+    _HERE / "drafting.cpp": ("-ffp-contract=off",),
 }
 """Each source with the flags of its own."""
-_HEADER = _HERE / "numbers.h"
+_HEADERS = (_HERE / "numbers.h", _HERE / "rows.h")
 _BUILD_SECONDS = 120
 
 
@@ -40,7 +42,7 @@ def build_library() -> Path:
     compiler = next((found for name in _compilers() if (found := shutil.which(name))), None)
     if compiler is None:
         raise BuildError("no C++ compiler is installed (c++, g++ or clang++; CXX names another)")
-    texts = [_HEADER.read_text(), *(source.read_text() for source in SOURCES)]
+    texts = [path.read_text() for path in (*_HEADERS, *SOURCES)]
     flags = [*_FLAGS, *(flag for own in SOURCES.values() for flag in own)]
     parts = (*texts, *flags, _version(compiler), _processor())
     digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]

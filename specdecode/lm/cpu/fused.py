@@ -177,7 +177,19 @@ class FusedLayer(nn.Module):
     def __init__(self, attention: FusedAttention, mlp: FusedGatedMLP, before: Any, between: Any) -> None:
         super().__init__()
         self._attention, self._mlp = attention, mlp
-        self._before, self._between = before, between
+        self.before, self._between = before, between
+
+    def run(
+        self,
+        x: Tensor,  # [n, size], changed in place: the attention is added
+        normed: Tensor,  # [n, size], before(x)
+        cosine: Tensor,  # [n, head_dim]
+        sine: Tensor,  # [n, head_dim]
+        plan: AttentionPlan,
+    ) -> Tensor:
+        """What is to be added to x after it: [n, size]."""
+        attended = self._attention.run(normed, cosine, sine, plan)
+        return self._mlp.run(self._between.add(x, attended))
 
     def forward(
         self,
@@ -188,6 +200,5 @@ class FusedLayer(nn.Module):
         """[1, n, size]."""
         cosine, sine = position_embeddings
         x = hidden_states[0]
-        attended = self._attention.run(self._before.forward(x), cosine[0], sine[0], kwargs[PLAN_KEYWORD])
-        output = self._mlp.run(self._between.add(x, attended))
+        output = self.run(x, self.before.forward(x), cosine[0], sine[0], kwargs[PLAN_KEYWORD])
         return (x + output)[None]

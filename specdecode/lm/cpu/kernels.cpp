@@ -6,13 +6,6 @@
 
 #include "numbers.h"
 
-#if defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__linux__)
-#define HAS_TILES 1
-#include <immintrin.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-#endif
-
 namespace {
 
 // Fewer numbers than this are not worth a second thread.
@@ -222,119 +215,20 @@ void best_tokens(const T* logits, int64_t rows, int64_t stride, int64_t size, in
   }
 }
 
-#ifdef HAS_TILES
-
-// A matrix product on the processor's tile registers. A tile holds 16 rows of 64 bytes. Weights lie in tiles:
-// [out / 16][in / 32][16 pairs of inputs][16 outputs][2], so that each is read once, in order, and whole.
-
-struct alignas(64) TileShapes {
-  uint8_t palette = 1, start_row = 0, reserved[14] = {};
-  uint16_t bytes[16] = {};
-  uint8_t rows[16] = {};
-};
-
-constexpr int SIDE = 16;
-constexpr int DEPTH = 32;
-
-// Tiles 0..3: sums of (rows, outputs); 4, 5: inputs; 6, 7: weights.
-void shape_tiles(int first_rows, int second_rows) {
-  TileShapes shapes;
-  const int rows[8] = {first_rows, first_rows, second_rows, second_rows, first_rows, second_rows, SIDE, SIDE};
-  for (int i = 0; i < 8; ++i) {
-    shapes.bytes[i] = 64;
-    shapes.rows[i] = static_cast<uint8_t>(rows[i] ? rows[i] : 1);
-  }
-  _tile_loadconfig(&shapes);
-}
-
-void put_sums(const float* sums, const bfloat16* bias, bfloat16* y, int rows, int columns, int64_t stride) {
-  for (int r = 0; r < rows; ++r) {
-    if (bias) {
-      for (int c = 0; c < columns; ++c) put(y + r * stride + c, sums[r * SIDE + c] + get(bias + c));
-    } else {
-      for (int c = 0; c < columns; ++c) put(y + r * stride + c, sums[r * SIDE + c]);
-    }
+// Columns of a reduced head to where their ids belong, and minus infinity everywhere else.
+template <typename T>
+void spread(const T* logits, const int64_t* ids, T* y, int64_t rows, int64_t count, int64_t size) {
+  T nothing;
+  put(&nothing, -INFINITY);
+#pragma omp parallel for if (rows > 1 && rows * size > PARALLEL_NUMBERS)
+  for (int64_t row = 0; row < rows; ++row) {
+    T* out = y + row * size;
+    for (int64_t i = 0; i < size; ++i) out[i] = nothing;
+    for (int64_t i = 0; i < count; ++i) out[ids[i]] = logits[row * count + i];
   }
 }
-
-// Up to 32 rows of inputs against 32 outputs.
-void tile_product(const bfloat16* x, const bfloat16* weight, const bfloat16* bias, bfloat16* y, int first_rows,
-                  int second_rows, int64_t in, int64_t out, int64_t column) {
-  const int64_t tiles = in / DEPTH, tile = SIDE * DEPTH;
-  const bool both = column + SIDE < out;
-  const bfloat16* left = weight + column / SIDE * tiles * tile;
-  const bfloat16* right = both ? left + tiles * tile : left;
-  const int stride = static_cast<int>(in * sizeof(bfloat16));
-  _tile_zero(0);
-  _tile_zero(1);
-  _tile_zero(2);
-  _tile_zero(3);
-  for (int64_t k = 0; k < tiles; ++k) {
-    _tile_loadd(6, left + k * tile, 64);
-    _tile_loadd(7, right + k * tile, 64);
-    _tile_loadd(4, x + k * DEPTH, stride);
-    _tile_dpbf16ps(0, 4, 6);
-    _tile_dpbf16ps(1, 4, 7);
-    if (second_rows) {
-      _tile_loadd(5, x + SIDE * in + k * DEPTH, stride);
-      _tile_dpbf16ps(2, 5, 6);
-      _tile_dpbf16ps(3, 5, 7);
-    }
-  }
-  alignas(64) float sums[4][SIDE * SIDE];
-  _tile_stored(0, sums[0], 64);
-  _tile_stored(1, sums[1], 64);
-  if (second_rows) {
-    _tile_stored(2, sums[2], 64);
-    _tile_stored(3, sums[3], 64);
-  }
-  for (int half = 0; half < (both ? 2 : 1); ++half) {
-    const int64_t at = column + half * SIDE;
-    const int columns = static_cast<int>(out - at < SIDE ? out - at : SIDE);
-    const bfloat16* own = bias ? bias + at : nullptr;
-    put_sums(sums[half], own, y + at, first_rows, columns, out);
-    if (second_rows) put_sums(sums[2 + half], own, y + SIDE * out + at, second_rows, columns, out);
-  }
-}
-
-void linear(const bfloat16* x, const bfloat16* weight, const bfloat16* bias, bfloat16* y, int64_t rows,
-            int64_t in, int64_t out) {
-#pragma omp parallel
-  {
-    int shaped = -1;
-#pragma omp for schedule(static)
-    for (int64_t column = 0; column < out; column += 2 * SIDE) {
-      for (int64_t row = 0; row < rows; row += 2 * SIDE) {
-        const int left = static_cast<int>(rows - row < 2 * SIDE ? rows - row : 2 * SIDE);
-        const int first = left < SIDE ? left : SIDE;
-        if (left != shaped) shape_tiles(first, left - first), shaped = left;
-        tile_product(x + row * in, weight, bias, y + row * out, first, left - first, in, out, column);
-      }
-    }
-    if (shaped >= 0) _tile_release();
-  }
-}
-
-#endif
 
 }  // namespace
-
-// Whether this process may use tile registers; asks the system for them.
-extern "C" int has_linear() {
-#ifdef HAS_TILES
-  constexpr int REQUEST_PERMISSION = 0x1023, TILE_DATA = 18;
-  return syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
-#else
-  return 0;
-#endif
-}
-
-extern "C" void linear_bfloat16(const bfloat16* x, const bfloat16* weight, const bfloat16* bias, bfloat16* y,
-                                int64_t rows, int64_t in, int64_t out) {
-#ifdef HAS_TILES
-  linear(x, weight, bias, y, rows, in, out);
-#endif
-}
 
 #define EXPORT(T, SUFFIX)                                                                                     \
   extern "C" void rms_norm_##SUFFIX(const T* x, const T* weight, T* y, int64_t rows, int64_t size,            \
@@ -363,6 +257,10 @@ extern "C" void linear_bfloat16(const bfloat16* x, const bfloat16* weight, const
   extern "C" void best_tokens_##SUFFIX(const T* logits, int64_t rows, int64_t stride, int64_t size,           \
                                        int64_t* best, uint8_t* finite) {                                      \
     best_tokens(logits, rows, stride, size, best, finite);                                                    \
+  }                                                                                                           \
+  extern "C" void spread_##SUFFIX(const T* logits, const int64_t* ids, T* y, int64_t rows, int64_t count,     \
+                                  int64_t size) {                                                             \
+    spread(logits, ids, y, rows, count, size);                                                                \
   }
 
 EXPORT(float, float32)

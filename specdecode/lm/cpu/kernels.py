@@ -27,6 +27,7 @@ _ARGUMENTS = {
     "rotate_and_store": (*[_POINTER] * 7, _LONG, *[_INT] * 4),
     "attend": (*[_POINTER] * 5, _LONG, _POINTER, *[_INT] * 4, _FLOAT, _FLOAT, _INT),
     "best_tokens": (_POINTER, *[_LONG] * 3, *[_POINTER] * 2),
+    "spread": (*[_POINTER] * 3, *[_LONG] * 3),
     "linear": (*[_POINTER] * 4, *[_LONG] * 3),
 }
 # Calls of milliseconds let other threads run; the rest is over sooner than the interpreter's lock is back.
@@ -58,10 +59,10 @@ class Kernels:
         self._rms_norm, self._add_rms_norm = found["rms_norm"], found["add_rms_norm"]
         self._silu_product = found["silu_product"]
         self._rotate_and_store, self._attend = found["rotate_and_store"], found["attend"]
-        self._best_tokens = found["best_tokens"]
+        self._best_tokens, self._spread = found["best_tokens"], found["spread"]
         self._linear = found.get("linear")
         self.has_linear = self._linear is not None and bool(keeping.has_linear())
-        """Whether this processor multiplies tiles."""
+        """Whether this processor multiplies tiles or pairs."""
 
     def rms_norm(
         self,
@@ -151,6 +152,19 @@ class Kernels:
         finite = torch.empty(rows, dtype=torch.bool)
         self._best_tokens(logits.data_ptr(), rows, logits.stride(0), size, best.data_ptr(), finite.data_ptr())
         return best, finite
+
+    def spread(
+        self,
+        logits: Tensor,  # [R, K]
+        token_ids: Tensor,  # [K] int64, contiguous, below size
+        size: int,
+    ) -> Tensor:
+        """full(−∞).index_copy(1, token_ids, logits): [R, size]."""
+        logits = logits.contiguous()
+        rows, count = logits.shape
+        y = logits.new_empty(rows, size)
+        self._spread(logits.data_ptr(), token_ids.data_ptr(), y.data_ptr(), rows, count, size)
+        return y
 
     def linear(
         self,

@@ -1,10 +1,12 @@
-"""The n-gram drafter: one index a sequence, indexed a bounded number of tokens at a time."""
+"""Drafters that look up: one index a sequence, indexed a bounded number of tokens at a time."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from typing import Final
+from abc import ABC, abstractmethod
+from array import array
+from collections.abc import Iterable, Sequence
+from typing import Final, Protocol
 
 from draft_service.drafting import Answer, SequenceKey
 from draft_service.ngram_index import NgramIndex, NgramOptions
@@ -15,12 +17,38 @@ TOKENS_PER_TURN: Final = 8192
 """About 20 ms of indexing, so that a long prompt never holds up the others' drafts for longer."""
 
 
-class NgramSequence:
+class LookupIndex(Protocol):
+    """A text and where parts of it occurred before."""
+
+    @property
+    def tokens(self) -> array[int]:
+        """uint32, the text."""
+
+    @property
+    def num_waiting(self) -> int:
+        """Tokens that `catch_up` has yet to index."""
+
+    def extend(self, token_ids: Iterable[int]) -> None:
+        """Appends to the text."""
+
+    def truncate(self, length: int) -> None:
+        """Forgets the text from position `length` on."""
+
+    def catch_up(self, limit: int) -> int:
+        """Indexes at most `limit` tokens that wait; returns how many."""
+
+    def propose(self, num_tokens: int) -> list[int]:
+        """What may follow, at most `num_tokens`; everything must be indexed."""
+
+
+class LookupSequence:
     """A sequence and its index."""
 
-    def __init__(self, drafter: NgramDrafter, key: SequenceKey, order: OpenDraft) -> None:
+    def __init__(
+        self, drafter: LookupDrafter, key: SequenceKey, order: OpenDraft, index: LookupIndex
+    ) -> None:
         self.key = key
-        self.index = NgramIndex(drafter.options)
+        self.index = index
         self.index.extend(order.token_ids)
         self.stop_ids = frozenset(order.sampling.stop_token_ids)
         self.num_draft_tokens = 0
@@ -61,32 +89,35 @@ class NgramSequence:
         return Answer(self.key, Draft(self.key.sequence, self.committed_length, error=error))
 
 
-class NgramDrafter:
-    """Prompt lookup for many sequences (`specdecode.types.DrafterKind.NGRAM`).
+class LookupDrafter(ABC):
+    """Looks up for many sequences.
 
     A sequence is indexed from when it is opened, ahead of the first Propose.
     """
 
-    def __init__(self, options: NgramOptions) -> None:
-        self.options = options
-        self._waiting: dict[SequenceKey, NgramSequence] = {}
+    def __init__(self) -> None:
+        self._waiting: dict[SequenceKey, LookupSequence] = {}
+
+    @abstractmethod
+    def start(self, key: SequenceKey, order: OpenDraft) -> LookupSequence:
+        """A sequence with an index of this drafter's kind."""
 
     @property
     def busy(self) -> bool:
         """Whether someone waits."""
         return bool(self._waiting)
 
-    def open(self, key: SequenceKey, order: OpenDraft) -> NgramSequence:
+    def open(self, key: SequenceKey, order: OpenDraft) -> LookupSequence:
         """Starts a sequence."""
-        sequence = NgramSequence(self, key, order)
+        sequence = self.start(key, order)
         self.enqueue(sequence)
         return sequence
 
-    def enqueue(self, sequence: NgramSequence) -> None:
+    def enqueue(self, sequence: LookupSequence) -> None:
         """Work on `sequence` at the next turn."""
         self._waiting[sequence.key] = sequence
 
-    def dequeue(self, sequence: NgramSequence) -> None:
+    def dequeue(self, sequence: LookupSequence) -> None:
         """No more work on `sequence`."""
         self._waiting.pop(sequence.key, None)
 
@@ -108,6 +139,18 @@ class NgramDrafter:
         asked = [sequence for sequence in self._waiting.values() if sequence.asked_at is not None]
         self._waiting.clear()
         return [sequence.fail(error) for sequence in asked]
+
+
+class NgramDrafter(LookupDrafter):
+    """Prompt lookup for many sequences (`specdecode.types.DrafterKind.NGRAM`)."""
+
+    def __init__(self, options: NgramOptions) -> None:
+        super().__init__()
+        self.options = options
+
+    def start(self, key: SequenceKey, order: OpenDraft) -> LookupSequence:
+        """A sequence that looks up in its own text."""
+        return LookupSequence(self, key, order, NgramIndex(self.options))
 
 
 def common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
