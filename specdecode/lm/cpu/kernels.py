@@ -46,11 +46,13 @@ class Kernels:
         dtype: float32 or bfloat16.
 
     Attributes:
+        digest: of the sources and of what compiled them.
         sampling: the passes over the vocabulary.
     """
 
     def __init__(self, library: Path, dtype: torch.dtype) -> None:
         self.dtype = dtype
+        self.digest = library.stem
         self.sampling = SamplingKernels(library)
         releasing, keeping = ctypes.CDLL(str(library)), ctypes.PyDLL(str(library))
         found = {}
