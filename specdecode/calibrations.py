@@ -67,6 +67,7 @@ def key_of(role: Role, model: LoadedModel | None, **more: object) -> dict[str, s
             "dtype": str(model.dtype).removeprefix("torch."),
             "device": device_name(model.device.type),
             "threads": str(torch.get_num_threads()),
+            "kernels": "none" if model.kernels is None else model.kernels.digest,
             "torch": torch.__version__,
             "transformers": transformers.__version__,
         }

@@ -97,8 +97,9 @@ def test_the_key_tells_models_devices_and_settings_apart_but_not_where_a_model_l
         key_of("target", paged_model("qwen2"), block_size=16),
         key_of("target", replace(model, name="other"), block_size=16),
         key_of("target", model.limited(vocab_size=100), block_size=16),
+        key_of("target", replace(model, kernels=None), block_size=16),
     ]
-    assert len({json.dumps(k, sort_keys=True) for k in (key, *others)}) == 6
+    assert len({json.dumps(k, sort_keys=True) for k in (key, *others)}) == 7
     before = model.module.config._name_or_path
     model.module.config._name_or_path = "/elsewhere"
     try:

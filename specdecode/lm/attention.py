@@ -107,6 +107,9 @@ class _Group:
 class AttentionPlan:
     """Where a step's tokens store their KV and what they attend to.
 
+    Attributes:
+        windows: [S, 4] int32 spans of few tokens and [T] int32 their block tables, as the kernel reads them.
+
     Args:
         kv: the storage.
         spans: each sequence's part of the step, in the order of the flattened tokens.
@@ -137,7 +140,12 @@ class AttentionPlan:
         self.positions = torch.tensor(positions, device=device)
         self.slots = torch.tensor(slots, device=device)
         self._groups = [_group(spans_of, size, device) for spans_of in members.values()]
-        self._windows = _windows(windows, size) if windows else None
+        self.windows = _windows(windows, size) if windows else None
+
+    @property
+    def has_windows_alone(self) -> bool:
+        """Whether every span is short enough for the kernel."""
+        return self.windows is not None and not self._groups
 
     def store(
         self,
@@ -161,9 +169,9 @@ class AttentionPlan:
     ) -> Tensor:
         """What every token of the step attends to, after `store`: [n, heads, value_dim]."""
         output = tokens.new_empty(tokens.shape[0], tokens.shape[1], values.shape[-1])
-        if self._windows is not None and self._kernels is not None:
+        if self.windows is not None and self._kernels is not None:
             scale = tokens.shape[-1] ** -0.5 if scaling is None else scaling
-            spans, tables = self._windows
+            spans, tables = self.windows
             self._kernels.attend(
                 tokens.contiguous(), keys, values, output, spans, tables, scale, window, softcap
             )

@@ -184,7 +184,9 @@ def adopt_model(
         fuse(module, kernels, {index: layer.call for index, layer in enumerate(probed)})
     if can_pack(model.dtype, model.device):
         pack_linears(module, kernels)
-    model = replace(model, kernels=kernels, stack=None if kernels is None else FusedStack.of(module, longest))
+    model = replace(
+        model, kernels=kernels, stack=None if kernels is None else FusedStack.of(module, longest, kernels)
+    )
     check_paged_equals_plain(model, plain)
     return model
 

@@ -37,15 +37,15 @@ class TiledLinear(nn.Module):
     def __init__(self, linear: nn.Linear, kernels: Kernels) -> None:
         super().__init__()
         self.bias = linear.bias
-        self._out_features = linear.out_features
-        self._tiles = tiled(linear.weight.detach())
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.tiles = tiled(linear.weight.detach())
         self._kernels = kernels
 
     def forward(self, inputs: Tensor) -> Tensor:
         """[..., in_features] → [..., out_features]."""
         if inputs.ndim == 2:
-            return self._kernels.linear(inputs.contiguous(), self._tiles, self.bias, self._out_features)
-        return self.forward(inputs.flatten(0, -2)).view(*inputs.shape[:-1], self._out_features)
+            return self._kernels.linear(inputs.contiguous(), self.tiles, self.bias, self.out_features)
+        return self.forward(inputs.flatten(0, -2)).view(*inputs.shape[:-1], self.out_features)
 
 
 def can_pack(dtype: torch.dtype, device: torch.device) -> bool:

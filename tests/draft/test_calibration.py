@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -142,6 +143,15 @@ def test_without_a_model_look_ups_alone_are_measured_under_another_key() -> None
     alone: dict[DrafterKind, Drafter] = {DrafterKind.NGRAM: ngram()}
     assert calibrate(alone, 64, "auto", BUDGET).keys() == {DrafterKind.NGRAM}
     assert find(draft_key(both())) is None
+
+
+def test_a_reduced_vocabulary_is_measured_under_another_key() -> None:
+    def key(*token_ids: int) -> Mapping[str, str]:
+        model = tiny.reduced_model(token_ids) if token_ids else None
+        return draft_key({DrafterKind.MODEL: tiny.new_drafter(model=model)})
+
+    assert key(3, 4, 5) == key(7, 8, 9) != key(3, 4)
+    assert "vocabulary" not in key()
 
 
 def test_off_measures_nothing(tmp_path: Path) -> None:

@@ -318,6 +318,31 @@ def test_models_of_known_parts_run_as_one_stack() -> None:
     assert stacked == {"llama", "mistral", "qwen2"}
 
 
+@pytest.mark.parametrize("name", ["llama", "mistral", "qwen2"])
+def test_layers_in_one_call_are_the_layers_one_by_one_to_the_bit(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prompts longer than a sliding window, several sequences, then a token of each."""
+    model = adopt_model(deepcopy(plain_model(name)).bfloat16(), name)
+    assert model.kernels is not None
+    if not model.kernels.has_linear:
+        pytest.skip("this processor multiplies neither tiles nor pairs")
+    assert model.stack is not None
+    assert model.stack.compiled is not None
+    prompts = [random_prompt(length, length) for length in (1, 17, 60)]
+
+    def run() -> list[Tensor]:
+        lm = PagedLM(model, 40)
+        sequences = [lm.new_sequence(prompt) for prompt in prompts]
+        first = lm.forward([Chunk(s, s.token_ids, len(s.token_ids)) for s in sequences])
+        return [first, lm.forward([Chunk(s, [7 + s.kv_len], 1) for s in sequences])]
+
+    together = run()
+    monkeypatch.setattr(model.stack, "compiled", None)
+    for one_call, one_by_one in zip(together, run(), strict=True):
+        assert torch.equal(one_call, one_by_one)
+
+
 def test_a_stack_turns_by_the_same_angles_far_into_the_context() -> None:
     """Beyond the positions that are prepared at first, and from one step to the next."""
     module = build(LlamaConfig(**(SHAPE | {"max_position_embeddings": 4096})))

@@ -257,7 +257,7 @@ def kernels() -> Iterator[Mutation]:
     yield one(
         "a fused layer forgets its sliding window",
         "specdecode/lm/cpu/fused.py",
-        "self._call.scaling, self._call.window, None)",
-        "self._call.scaling, None, None)",
+        "self.call.scaling, self.call.window, None)",
+        "self.call.scaling, None, None)",
         f"{KERNELS}test_layers_on_kernels_equal_the_plain_model_in_float32",
     )

@@ -20,6 +20,7 @@ SOURCES = {
     # Sums may be taken in any order, which vector instructions need; NaN and infinity keep their meaning.
     _HERE / "kernels.cpp": ("-fassociative-math", "-fno-signed-zeros"),
     _HERE / "products.cpp": (),
+    _HERE / "layers.cpp": (),
     # Noise is the same bits on every machine.
     _HERE / "sampling.cpp": ("-ffp-contract=off",),
     _HERE / "drafting.cpp": ("-ffp-contract=off",),

@@ -94,12 +94,12 @@ class FusedRMSNorm(nn.Module):
     def __init__(self, norm: Any, kernels: Kernels) -> None:
         super().__init__()
         self.weight = norm.weight
-        self._epsilon = float(norm.variance_epsilon)
+        self.epsilon = float(norm.variance_epsilon)
         self._kernels = kernels
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., size] → [..., size]."""
-        return self._kernels.rms_norm(x, self.weight, self._epsilon)
+        return self._kernels.rms_norm(x, self.weight, self.epsilon)
 
     def add(
         self,
@@ -107,7 +107,7 @@ class FusedRMSNorm(nn.Module):
         added: Tensor,  # [n, size]
     ) -> Tensor:
         """x += added, and the norm of that: [n, size]."""
-        return self._kernels.add_rms_norm(x, added, self.weight, self._epsilon)
+        return self._kernels.add_rms_norm(x, added, self.weight, self.epsilon)
 
 
 class FusedGatedMLP(nn.Module):
@@ -115,8 +115,8 @@ class FusedGatedMLP(nn.Module):
 
     def __init__(self, mlp: Any, kernels: Kernels) -> None:
         super().__init__()
-        self._gate_up = joined_linear([mlp.gate_proj, mlp.up_proj], kernels)
-        self._down = joined_linear([mlp.down_proj], kernels)
+        self.gate_up = joined_linear([mlp.gate_proj, mlp.up_proj], kernels)
+        self.down = joined_linear([mlp.down_proj], kernels)
         self._kernels = kernels
 
     def run(
@@ -124,8 +124,8 @@ class FusedGatedMLP(nn.Module):
         x: Tensor,  # [n, size]
     ) -> Tensor:
         """[n, size]."""
-        gate_up: Tensor = self._gate_up.forward(x)
-        output: Tensor = self._down.forward(self._kernels.silu_product(gate_up))
+        gate_up: Tensor = self.gate_up.forward(x)
+        output: Tensor = self.down.forward(self._kernels.silu_product(gate_up))
         return output
 
     def forward(self, x: Tensor) -> Tensor:
@@ -139,10 +139,10 @@ class FusedAttention(nn.Module):
     def __init__(self, attention: Any, kernels: Kernels, call: AttentionCall) -> None:
         super().__init__()
         self.layer_idx = int(attention.layer_idx)
-        self._call = call
-        self._heads = attention.q_proj.out_features // attention.head_dim
-        self._qkv = joined_linear([attention.q_proj, attention.k_proj, attention.v_proj], kernels)
-        self._output = joined_linear([attention.o_proj], kernels)
+        self.call = call
+        self.heads = attention.q_proj.out_features // attention.head_dim
+        self.qkv = joined_linear([attention.q_proj, attention.k_proj, attention.v_proj], kernels)
+        self.output = joined_linear([attention.o_proj], kernels)
         self._kernels = kernels
 
     def run(
@@ -154,10 +154,10 @@ class FusedAttention(nn.Module):
     ) -> Tensor:
         """[n, size]."""
         keys, values = plan.kv.keys[self.layer_idx], plan.kv.values[self.layer_idx]
-        qkv: Tensor = self._qkv.forward(x)
-        query = self._kernels.rotate_and_store(qkv, cosine, sine, plan.slots, keys, values, self._heads)
-        attended = plan.attend(query, keys, values, self._call.scaling, self._call.window, None)
-        output: Tensor = self._output.forward(attended.flatten(1))
+        qkv: Tensor = self.qkv.forward(x)
+        query = self._kernels.rotate_and_store(qkv, cosine, sine, plan.slots, keys, values, self.heads)
+        attended = plan.attend(query, keys, values, self.call.scaling, self.call.window, None)
+        output: Tensor = self.output.forward(attended.flatten(1))
         return output
 
     def forward(
@@ -176,8 +176,13 @@ class FusedLayer(nn.Module):
 
     def __init__(self, attention: FusedAttention, mlp: FusedGatedMLP, before: Any, between: Any) -> None:
         super().__init__()
-        self._attention, self._mlp = attention, mlp
-        self.before, self._between = before, between
+        self.attention, self._mlp = attention, mlp
+        self.before, self.between = before, between
+
+    @property
+    def products(self) -> tuple[nn.Module, ...]:
+        """Of q, k and v; after attention; of gate and up; down."""
+        return self.attention.qkv, self.attention.output, self._mlp.gate_up, self._mlp.down
 
     def run(
         self,
@@ -188,8 +193,8 @@ class FusedLayer(nn.Module):
         plan: AttentionPlan,
     ) -> Tensor:
         """What is to be added to x after it: [n, size]."""
-        attended = self._attention.run(normed, cosine, sine, plan)
-        return self._mlp.run(self._between.add(x, attended))
+        attended = self.attention.run(normed, cosine, sine, plan)
+        return self._mlp.run(self.between.add(x, attended))
 
     def forward(
         self,

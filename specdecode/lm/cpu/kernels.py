@@ -6,6 +6,7 @@ import ctypes
 import logging
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,9 +30,11 @@ _ARGUMENTS = {
     "best_tokens": (_POINTER, *[_LONG] * 3, *[_POINTER] * 2),
     "spread": (*[_POINTER] * 3, *[_LONG] * 3),
     "linear": (*[_POINTER] * 4, *[_LONG] * 3),
+    "layers": (_POINTER, _LONG, *[_POINTER] * 6, _LONG),
 }
 # Calls of milliseconds let other threads run; the rest is over sooner than the interpreter's lock is back.
-_LONG_CALLS = frozenset({"attend", "linear"})
+_LONG_CALLS = frozenset({"attend", "linear", "layers"})
+_BFLOAT16_ONLY = frozenset({"linear", "layers"})
 _TILE_OUTPUTS, _TILE_INPUTS = 16, 32
 
 
@@ -43,16 +46,18 @@ class Kernels:
         dtype: float32 or bfloat16.
 
     Attributes:
+        digest: of the sources and of what compiled them.
         sampling: the passes over the vocabulary.
     """
 
     def __init__(self, library: Path, dtype: torch.dtype) -> None:
         self.dtype = dtype
+        self.digest = library.stem
         self.sampling = SamplingKernels(library)
         releasing, keeping = ctypes.CDLL(str(library)), ctypes.PyDLL(str(library))
         found = {}
         for name, arguments in _ARGUMENTS.items():
-            if name != "linear" or dtype == torch.bfloat16:
+            if name not in _BFLOAT16_ONLY or dtype == torch.bfloat16:
                 loaded = releasing if name in _LONG_CALLS else keeping
                 found[name] = getattr(loaded, f"{name}_{_SUFFIXES[dtype]}")
                 found[name].argtypes, found[name].restype = arguments, None
@@ -60,7 +65,7 @@ class Kernels:
         self._silu_product = found["silu_product"]
         self._rotate_and_store, self._attend = found["rotate_and_store"], found["attend"]
         self._best_tokens, self._spread = found["best_tokens"], found["spread"]
-        self._linear = found.get("linear")
+        self._linear, self._layers = found.get("linear"), found.get("layers")
         self.has_linear = self._linear is not None and bool(keeping.has_linear())
         """Whether this processor multiplies tiles or pairs."""
 
@@ -182,6 +187,25 @@ class Kernels:
             *(rows, in_features, out_features),
         )
         return y
+
+    def layers(
+        self,
+        layers: ctypes.Array[Any],
+        count: int,
+        last_norm: ctypes.Structure,
+        step: ctypes.Structure,
+        x: Tensor,  # [n, size], contiguous; changed in place
+        normed: Tensor,  # [n, size], contiguous; written
+        wide: Tensor,  # [n, widest output], contiguous; scratch
+        narrow: Tensor,  # the same
+        size: int,
+    ) -> None:
+        """All layers of a model, and the norm after them (`specdecode.lm.cpu.layers`); where `has_linear`."""
+        assert self._layers is not None
+        self._layers(
+            *(ctypes.addressof(layers), count, ctypes.addressof(last_norm), ctypes.addressof(step)),
+            *(x.data_ptr(), normed.data_ptr(), wide.data_ptr(), narrow.data_ptr(), size),
+        )
 
 
 def tiled(

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 
 from specdecode.lm.attention import AttentionPlan
 from specdecode.lm.cpu.fused import FusedLayer, FusedRMSNorm
+from specdecode.lm.cpu.kernels import Kernels
+from specdecode.lm.cpu.layers import CompiledLayers
 
 # head(norm(layers(embedding)))
 _MODELS = frozenset({"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM"})
@@ -25,18 +27,23 @@ class FusedStack:
     Args:
         module: whose layers are fused.
         max_length: longest sequence.
+        kernels: that they are fused on.
+
+    Attributes:
+        compiled: its layers in one call, where they can be had.
     """
 
-    def __init__(self, module: Any, max_length: int) -> None:
+    def __init__(self, module: Any, max_length: int, kernels: Kernels) -> None:
         self._embedding = module.model.embed_tokens.weight
         self._layers: list[FusedLayer] = list(module.model.layers)
         # Each norm follows the sum of the layer before it.
         self._norms = [layer.before for layer in self._layers] + [module.model.norm]
         self._head = module.lm_head
+        self.compiled = CompiledLayers.of(self._layers, self._norms[-1], kernels)
         self._angles = _Angles(module.model.rotary_emb, self._embedding.dtype, max_length)
 
     @classmethod
-    def of(cls, module: Any, max_length: int) -> FusedStack | None:
+    def of(cls, module: Any, max_length: int, kernels: Kernels) -> FusedStack | None:
         """The stack of a module; None where some part of it is not known."""
         if type(module).__name__ not in _MODELS or not type(module).__module__.startswith(
             "transformers.models."
@@ -45,7 +52,7 @@ class FusedStack:
         model = module.model
         known = type(model.embed_tokens) is nn.Embedding and isinstance(model.norm, FusedRMSNorm)
         return (
-            cls(module, max_length)
+            cls(module, max_length, kernels)
             if known and all(isinstance(layer, FusedLayer) for layer in model.layers)
             else None
         )
@@ -59,9 +66,12 @@ class FusedStack:
         """Logits of the tokens at `rows`: [R, size of the head]."""
         cosine, sine = self._angles.at(plan.positions)
         x = self._embedding.index_select(0, token_ids)
-        normed = self._norms[0].forward(x)
-        for layer, following in zip(self._layers, self._norms[1:], strict=True):
-            normed = following.add(x, layer.run(x, normed, cosine, sine, plan))
+        if self.compiled is not None and plan.has_windows_alone:
+            normed = self.compiled.run(x, cosine, sine, plan)
+        else:
+            normed = self._norms[0].forward(x)
+            for layer, following in zip(self._layers, self._norms[1:], strict=True):
+                normed = following.add(x, layer.run(x, normed, cosine, sine, plan))
         if len(rows) != len(normed):
             normed = normed.index_select(0, rows)
         # Called, not run: what the head saw is noted by a hook (specdecode.distill.generation).
