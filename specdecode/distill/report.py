@@ -49,7 +49,7 @@ def card(recorded: Mapping[str, Any]) -> str:
         f"`{target['weights_sha256']}`). It proposes tokens for speculative decoding, which the target "
         "verifies; on its own it writes badly.",
         "",
-        "The base model's licence holds for this one too: see the base model; that of SmolLM2 is Apache-2.0.",
+        _licence_line(recorded),
         "",
         "```",
         str(recorded["command"]),
@@ -77,6 +77,7 @@ def card(recorded: Mapping[str, Any]) -> str:
         "",
         f"![curves]({CURVES_NAME})",
         "",
+        *_history(recorded),
         "## Held-out prompts",
         "",
         "α = Σ min(p, q) at the text's own temperature and at 1, greedy agreement, and mean tokens emitted",
@@ -95,6 +96,18 @@ def card(recorded: Mapping[str, Any]) -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+def _licence_line(recorded: Mapping[str, Any]) -> str:
+    if "license" in recorded:
+        return f"Licence: {recorded['license']}, as the base model."
+    return "The base model's licence holds for this one too."
+
+
+def _history(recorded: Mapping[str, Any]) -> list[str]:
+    """What else happened in a run, where someone wrote it down."""
+    notes = [f"- {note}" for note in recorded.get("history", ())]
+    return ["This run in particular:", "", *notes, ""] if notes else []
 
 
 def _vocabulary_line(student: Mapping[str, Any]) -> str:

@@ -12,7 +12,8 @@ from typing import Any, Protocol
 import torch
 
 from specdecode.checkpoints import sha256
-from specdecode.distill.artifact import RECIPE_NAME, vocabulary_of, write_draft, write_vocabulary
+from specdecode.delta import RECORD_NAME
+from specdecode.distill.artifact import write_draft
 from specdecode.distill.corpus import CorpusRecipe, CorpusWriter, Text, load_shard, shard_path
 from specdecode.distill.evaluation import self_fed_alpha, tallies
 from specdecode.distill.generation import Writer
@@ -22,6 +23,7 @@ from specdecode.distill.student import Student, build_student, load_target, requ
 from specdecode.distill.training import Trainer
 from specdecode.distill.vocabulary import frequent_ids
 from specdecode.errors import FailedPreconditionError, InvalidArgumentError
+from specdecode.lm.draft_vocabulary import read_draft_vocabulary, write_draft_vocabulary
 from specdecode.lm.model import load_model
 from specdecode.lm.runner import PagedLM
 from specdecode.tokenizer import eos_token_ids, load_tokenizer
@@ -217,16 +219,16 @@ def _vocabulary(
     head: torch.Tensor,  # [V, d]
 ) -> torch.Tensor:
     """The ids that may be drafted, decided once: a run that is given more texts keeps to them."""
-    kept = vocabulary_of(options.work)
+    kept = read_draft_vocabulary(options.work, len(head))
     if kept is not None and len(kept) == options.vocabulary:
-        return torch.tensor(kept)
+        return kept
     if options.vocabulary is None:
         return torch.arange(len(head))
     tokenizer = load_tokenizer(options.target)
     always = [*eos_token_ids(options.target, tokenizer), *tokenizer.all_special_ids]
     known = [text for text in texts if not text.held_out]
     ids = frequent_ids(known, options.vocabulary, always, head)
-    write_vocabulary(options.work, ids.tolist())
+    write_draft_vocabulary(options.work, ids.tolist())
     return ids
 
 
@@ -299,7 +301,7 @@ def _reported(
     }
     recorded = _recorded(options, trainer, recipe, shards) | {"metrics": metrics}
     write_draft(student, target, options.target, options.out, options.vocabulary is not None)
-    path = options.out / RECIPE_NAME
+    path = options.out / RECORD_NAME
     path.write_text(json.dumps(recorded, indent=2) + "\n", encoding="utf-8")
     write_curves(options.out, trainer.state.curve, recorded)
     write_card(options.out, recorded)

@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from specdecode.delta import assemble, write_delta
 from specdecode.distill import run
-from specdecode.distill.artifact import vocabulary_of
 from specdecode.distill.corpus import Text
 from specdecode.distill.options import DistillOptions, TrainingOptions
 from specdecode.distill.prompts import Prompt, PromptKind
@@ -63,10 +63,10 @@ def test_a_run_leaves_a_draft_that_transformers_loads(
     out, _ = done
     model = AutoModelForCausalLM.from_pretrained(out)
     assert len(model.model.layers) == 1
+    assert str(target) not in (out / "config.json").read_text()
     theirs = AutoModelForCausalLM.from_pretrained(target)
     rest = torch.ones(theirs.config.vocab_size, dtype=torch.bool)
-    ids = vocabulary_of(out)
-    assert ids is not None
+    ids = json.loads((out / "draft_vocabulary.json").read_text())["token_ids"]
     assert len(ids) == VOCABULARY
     assert ids == sorted(set(ids))
     rest[ids] = False
@@ -95,6 +95,19 @@ def test_training_lowers_the_loss(target: Path, tmp_path: Path) -> None:
     recorded = distill(options(target, tmp_path, steps=60), silent)
     first, *_, last = [line[1] for line in recorded["curve"]]
     assert last < 0.95 * first
+
+
+def test_the_difference_and_the_target_give_the_draft_bit_for_bit(
+    done: tuple[Path, dict[str, Any]], target: Path, tmp_path: Path
+) -> None:
+    out, _ = done
+    delta = write_delta(target, out, tmp_path / "delta")
+    whole = assemble(target, delta, tmp_path / "whole", {"from": "a test"})
+    mine, theirs = load_file(whole / "model.safetensors"), load_file(out / "model.safetensors")
+    assert mine.keys() == theirs.keys()
+    assert all(torch.equal(mine[name], theirs[name]) for name in theirs)
+    assert (whole / "draft_vocabulary.json").read_bytes() == (out / "draft_vocabulary.json").read_bytes()
+    assert "model.embed_tokens.weight" not in load_file(delta / "trained.safetensors")
 
 
 def test_a_run_that_was_stopped_ends_as_one_that_was_not(
