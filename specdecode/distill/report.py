@@ -78,6 +78,13 @@ def card(recorded: Mapping[str, Any]) -> str:
         f"![curves]({CURVES_NAME})",
         "",
         *_history(recorded),
+        *_held_out(metrics),
+    ]
+    return "\n".join(lines)
+
+
+def _held_out(metrics: Mapping[str, Any]) -> list[str]:
+    return [
         "## Held-out prompts",
         "",
         "α = Σ min(p, q) at the text's own temperature and at 1, greedy agreement, and mean tokens emitted",
@@ -95,7 +102,6 @@ def card(recorded: Mapping[str, Any]) -> str:
         ),
         "",
     ]
-    return "\n".join(lines)
 
 
 def _licence_line(recorded: Mapping[str, Any]) -> str:
