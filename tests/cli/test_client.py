@@ -58,7 +58,7 @@ async def test_pieces_add_up_to_what_usage_says(model: Path) -> None:
 async def test_every_kind_of_prompt_is_understood(model: Path) -> None:
     async with Services.started(model) as services, await RouterClient.open(address_of(services)) as client:
         (by_text,) = await complete(client, GenerateRequest(FOX, greedy()))
-        ids = await Tokenizer(model).encode_text(FOX.text)
+        ids = Tokenizer(model).encode_text(FOX.text)
         (by_ids,) = await complete(client, GenerateRequest(TokenPrompt(ids), greedy()))
         assert by_ids.token_ids == by_text.token_ids
         (chat,) = await complete(client, GenerateRequest(ChatPrompt((("user", FOX.text),)), greedy()))

@@ -43,7 +43,7 @@ async def services(model: Path, draft_model: Path) -> AsyncIterator[Services]:
 async def test_greedy_ids_are_those_of_transformers(
     services: Services, model: Path, byte_level: Tokenizer, drafted_ids: list[int], num_draft_tokens: int
 ) -> None:
-    prompt = await byte_level.encode_text(PROMPT)
+    prompt = byte_level.encode_text(PROMPT)
     request = speculating(request_for(temperature=0, max_tokens=60), num_draft_tokens, MODEL)
     answer = await services.generate_one(request)
     assert answer.ids == greedy(model, prompt, 60)

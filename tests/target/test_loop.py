@@ -202,6 +202,7 @@ def test_stop_joins_the_thread(busy: bool) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_thread_that_dies_says_of_what() -> None:
     loop = EngineLoop(make_engine())
     loop.start()
