@@ -213,6 +213,7 @@ def test_a_thread_that_dies_says_of_what() -> None:
     loop.submit(loop.open_stream(refuse), frame_of([opening(0, PROMPT, max_tokens=4), prompt_lease(1)]))
     assert "nobody listens" in str(loop.ended.exception(timeout=SECONDS))
     loop.stop()
+    loop._thread.join(SECONDS)
 
 
 def test_a_failed_step_ends_what_is_open_and_nothing_later(start: Start) -> None:
