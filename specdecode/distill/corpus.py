@@ -54,7 +54,7 @@ class Text:
 
     Attributes:
         token_ids: prompt, then answer.
-        hidden: [n, d] for each answer token, what the target's head saw; None if not loaded.
+        hidden: [n, d] for each answer token, what the target's head saw.
         log_normaliser: [n] float32.
     """
 

@@ -162,9 +162,8 @@ async def test_the_last_tokens_are_told_before_a_drained_stream_ends(
         answering = asyncio.create_task(services.generate_one(request))
         assert await asyncio.to_thread(step_ended.wait, DEADLINE)
         services.target.server.draining.set()
-        # The stream's handlers see the drain before the engine's thread goes on.
-        for _ in range(100):
-            await asyncio.sleep(0)
+        # The stream's handler sees the drain before the engine's thread goes on.
+        await eventually(lambda: services.target.has_orders, "the engine was told of the drain")
         may_tell.set()
         answer = await answering
         assert answer.ids == undisturbed.ids

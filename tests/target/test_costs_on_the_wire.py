@@ -16,7 +16,7 @@ from specdecode import tokenizer
 from specdecode.cost_tables import DraftCosts, StepCosts
 from specdecode.types import DecodeFrame, DrafterKind, Lease, StepFrame
 from tests.router import tiny
-from tests.services import DEADLINE, start_drafts, start_target
+from tests.services import DEADLINE, Drafts, Target, start_drafts, start_target
 from tests.target.driver import opening
 
 MESSAGE_BYTES = 2**20
@@ -33,13 +33,13 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @asynccontextmanager
 async def connected(
-    kind: type[L], address: str, model: Path
+    kind: type[L], service: Target | Drafts, model: Path
 ) -> AsyncIterator[tuple[L, asyncio.Queue[StepFrame]]]:
-    """A link that is up, and the frames it hears."""
+    """A link to a service that is up, and the frames it hears; both end with it, whatever the test says."""
     up, frames = asyncio.Event(), asyncio.Queue[StepFrame]()
     fingerprint = tokenizer.fingerprint(tokenizer.load_tokenizer(model))
     listener = Listener[Any](up.set, frames.put_nowait, lambda: None)
-    link = kind(address, MESSAGE_BYTES, fingerprint, listener)
+    link = kind(service.address, MESSAGE_BYTES, fingerprint, listener)
     running = asyncio.create_task(link.run())
     try:
         await asyncio.wait_for(up.wait(), DEADLINE)
@@ -47,11 +47,12 @@ async def connected(
     finally:
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
+        await service.stop()
 
 
 async def test_a_target_tells_its_costs_at_hello_and_its_load_with_every_step(model: Path) -> None:
     target = await start_target(model, costs=COSTS)
-    async with connected(TargetLink, target.address, model) as (link, frames):
+    async with connected(TargetLink, target, model) as (link, frames):
         assert link.costs == COSTS
         opened = opening(0, range(2, 12), max_tokens=200)
         link.send(DecodeFrame(opens=(opened,), leases=(Lease(0, 10, 200),)))
@@ -70,15 +71,13 @@ async def test_a_target_tells_its_costs_at_hello_and_its_load_with_every_step(mo
         assert link.load.price == pytest.approx((more - step) / step, rel=1e-5)
         assert 0 <= link.load.idle_share <= 1
         assert link.load.cost_ratio > 0
-    await target.stop()
 
 
 async def test_a_target_that_was_not_measured_has_no_costs(model: Path) -> None:
     target = await start_target(model)
-    async with connected(TargetLink, target.address, model) as (link, _):
+    async with connected(TargetLink, target, model) as (link, _):
         assert link.costs is None
         assert link.load.price == 0
-    await target.stop()
 
 
 async def test_costs_that_are_measured_again_reach_a_router_that_is_connected(
@@ -86,7 +85,7 @@ async def test_costs_that_are_measured_again_reach_a_router_that_is_connected(
 ) -> None:
     monkeypatch.setenv("SPECDECODE_CACHE", str(tmp_path))
     target = await start_target(model, costs=StepCosts(1e-5, 1e-9), recalibration_seconds=0.3)
-    async with connected(TargetLink, target.address, model) as (link, frames):
+    async with connected(TargetLink, target, model) as (link, frames):
         opened = opening(0, range(2, 12), max_tokens=240)
         link.send(DecodeFrame(opens=(opened,), leases=(Lease(0, 10, 240),)))
         assert link.costs == StepCosts(1e-5, 1e-9)
@@ -95,19 +94,16 @@ async def test_costs_that_are_measured_again_reach_a_router_that_is_connected(
             costs = (await asyncio.wait_for(frames.get(), DEADLINE)).costs
         assert link.costs == costs
         assert costs.tokens[0] == 1
-    await target.stop()
 
 
 async def test_a_draft_service_tells_what_its_drafters_cost(model: Path) -> None:
     costs = {DrafterKind.NGRAM: DraftCosts(1e-5, single_pass=True), DrafterKind.MODEL: DraftCosts(1e-3, 6e-3)}
     drafts = await start_drafts(model, costs=costs)
-    async with connected(DraftLink, drafts.address, model) as (link, _):
+    async with connected(DraftLink, drafts, model) as (link, _):
         assert link.costs == costs
-    await drafts.stop()
 
 
 async def test_a_draft_service_that_was_not_measured_has_no_costs(model: Path) -> None:
     drafts = await start_drafts(None)
-    async with connected(DraftLink, drafts.address, model) as (link, _):
+    async with connected(DraftLink, drafts, model) as (link, _):
         assert link.costs == {}
-    await drafts.stop()
