@@ -25,7 +25,7 @@ MOST_CANDIDATES = 16
 LONGEST_AGREEMENT = 16
 """Tokens beyond which a longer match says no more."""
 _SEPARATOR = 2**32 - 1
-_FIRST_BUCKETS = 1 << 10
+_FIRST_BUCKETS = 64
 _GENERATIONS = 4
 
 
@@ -128,7 +128,7 @@ class OutputMemory:
     """What was put out lately, apart for each namespace; the oldest is forgotten.
 
     Args:
-        capacity: tokens of all namespaces together.
+        capacity: tokens of all namespaces together; one that holds next to nothing counts as what it takes.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -149,14 +149,16 @@ class OutputMemory:
 
     def remember(self, namespace: tuple[bytes, str], output: Sequence[int]) -> None:
         """Adds an output's end, as much as is indexed in one turn."""
-        kept = array("I", output[-min(TOKENS_PER_TURN, self.capacity // _GENERATIONS) :])
+        most = min(TOKENS_PER_TURN, self.capacity // _GENERATIONS)
+        kept = array("I", output[max(len(output) - most, 0) :])
         if len(kept) <= MEMORY_RUN:
             return
         chains = self._open_generation(namespace)
+        self._num_tokens -= _size(chains)
         kept.append(_SEPARATOR)
         chains.tokens.extend(kept)
         chains.index(len(kept))
-        self._num_tokens += len(kept)
+        self._num_tokens += _size(chains)
         while self._num_tokens > self.capacity:
             self._drop_oldest()
 
@@ -165,6 +167,7 @@ class OutputMemory:
         if not generations or len(generations[0].tokens) >= self.capacity // _GENERATIONS:
             generations.insert(0, RunChains(MEMORY_RUN))
             self._generations[generations[0]] = namespace
+            self._num_tokens += _size(generations[0])
         return generations[0]
 
     def _drop_oldest(self) -> None:
@@ -172,7 +175,12 @@ class OutputMemory:
         self._newest_first[namespace].remove(chains)
         if not self._newest_first[namespace]:
             del self._newest_first[namespace]
-        self._num_tokens -= len(chains.tokens)
+        self._num_tokens -= _size(chains)
+
+
+def _size(chains: RunChains) -> int:
+    """Tokens that a generation counts as: clients choose namespaces, and an empty one takes memory, too."""
+    return max(len(chains.tokens), _FIRST_BUCKETS)
 
 
 @dataclass(frozen=True)

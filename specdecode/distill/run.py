@@ -340,8 +340,13 @@ def _read_plan(options: DistillOptions) -> Plan | None:
     path = options.work / PLAN_NAME
     if not path.is_file():
         return None
-    found = json.loads(path.read_text(encoding="utf-8"))
-    return Plan(tuple(found["shards"]), found["steps"])
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        return Plan(tuple(found["shards"]), found["steps"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise FailedPreconditionError(
+            f"{path} can't be read: {error!r}; delete it to have it planned again"
+        ) from error
 
 
 def _write_plan(options: DistillOptions, plan: Plan) -> Plan:

@@ -135,6 +135,20 @@ class TestMemory:
         assert held >= 200_000
         assert memory.num_bytes <= 64 * held
 
+    def test_many_namespaces_of_next_to_nothing_are_bounded_too(self) -> None:
+        memory = OutputMemory(10_000)
+        for number in range(2000):
+            memory.remember((str(number).encode(), CLASS), range(5))
+        held = sum(bool(memory.of((str(number).encode(), CLASS))) for number in range(2000))
+        assert 100 <= held <= 160
+        assert memory.num_bytes <= 64 * 10_000
+
+    def test_a_capacity_of_next_to_nothing_holds_nothing(self) -> None:
+        memory = OutputMemory(3)
+        memory.remember(NAMESPACE, range(20_000))
+        assert not memory.of(NAMESPACE)
+        assert memory.num_bytes == 0
+
     def test_namespaces_that_are_forgotten_leave_nothing(self) -> None:
         memory = OutputMemory(400)
         for number in range(1000):

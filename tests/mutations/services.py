@@ -422,6 +422,13 @@ def suffix() -> Iterator[Mutation]:
         f"{tests}TestPropose::test_a_longer_agreement_outweighs_frequent_short_ones",
     )
     yield one(
+        "namespaces of next to nothing count as nothing",
+        index,
+        "return max(len(chains.tokens), _FIRST_BUCKETS)",
+        "return len(chains.tokens)",
+        f"{tests}TestMemory::test_many_namespaces_of_next_to_nothing_are_bounded_too",
+    )
+    yield one(
         "the memory grows",
         index,
         "while self._num_tokens > self.capacity:",
