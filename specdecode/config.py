@@ -69,11 +69,22 @@ def _split(value: object) -> object:
     return tuple(part.strip() for part in value.split(",")) if isinstance(value, str) else value
 
 
+def _split_any(value: object) -> object:
+    return () if _absent(value) is None else _split(value)
+
+
 def _check_address(address: str) -> str:
     match = _ADDRESS.fullmatch(address)
     if match is None or not 1 <= int(match["port"]) <= 65535:
         raise ValueError(f"{address!r} is not an address")
     return address
+
+
+def _check_label(label: str) -> str:
+    name, equals, value = label.partition("=")
+    if not (name and equals and value):
+        raise ValueError(f"{label!r} is no NAME=VALUE")
+    return label
 
 
 def _check_distinct(addresses: tuple[str, ...]) -> tuple[str, ...]:
@@ -87,6 +98,9 @@ OptionalInt = Annotated[int | None, BeforeValidator(_absent)]
 OptionalStr = Annotated[str | None, BeforeValidator(_absent)]
 Address = Annotated[str, AfterValidator(_check_address)]
 OptionalAddress = Annotated[Address | None, BeforeValidator(_absent)]
+Labels = Annotated[
+    tuple[Annotated[str, AfterValidator(_check_label)], ...], NoDecode, BeforeValidator(_split_any)
+]
 Addresses = Annotated[tuple[Address, ...], NoDecode, BeforeValidator(_split), AfterValidator(_check_distinct)]
 
 
@@ -146,6 +160,13 @@ class ServiceSettings(BaseSettings):
 class ModelServiceSettings(ServiceSettings):
     """What the two services that run a model have."""
 
+    registry: OptionalAddress = _option(
+        None, "registry of replicas to announce itself to; none announces nowhere", "one host:port, or none"
+    )
+    replica_id: OptionalStr = _option(None, "its name in the registry; none makes one of host and process")
+    advertised_host: OptionalStr = _option(
+        None, "host at which routers reach it, for the registry; none takes the interface's address"
+    )
     dtype: DType = _option("auto", "number format of weights and KV; auto takes the checkpoint's own")
     device: Device = _option("auto", "where the model runs; auto takes a GPU if there is one")
     num_threads: int = _count(0, "of one forward on the CPU; 0 leaves torch's default", "threads", 0, 1024)
@@ -186,6 +207,24 @@ class TargetSettings(ModelServiceSettings):
     max_tokens_in_flight: int = _count(
         512, "query tokens of one forward, drafts and prefill together", "tokens", MAX_DRAFT_TOKENS + 1, 2**18
     )
+    replicas: int = _count(
+        0, "target replicas placed by Ray, with their registry on host and port; 0 serves itself", "replicas", 0, 4096
+    )
+    draft_replicas: int = _count(0, "draft replicas placed by Ray beside them", "replicas", 0, 4096)
+    ray_address: OptionalStr = _option(
+        None, "Ray cluster to join, host:port or auto; none starts one of this machine that ends with it"
+    )
+    gpus_per_rank: float = _real(
+        0, "GPUs reserved for each target replica, of which it sees no others; 0 on a CPU", "GPUs", 0, 16
+    )
+    gpus_per_draft: float = _real(0, "GPUs reserved for each draft replica, also a fraction", "GPUs", 0, 16)
+    cores_per_replica: float = _real(1, "processor cores that Ray reserves for each replica", "cores", 0, 4096)
+    accelerator_type: OptionalStr = _option(
+        "auto", "kind of GPU for targets as Ray names it; auto takes H100 with device cuda, else any; none: any"
+    )
+    node_labels: Labels = _option((), "labels of nodes for replicas", "NAME=VALUE, comma between")
+    placement_seconds: float = _real(120.0, "how long a replica may wait for a place at start", "seconds", 1, 86400)
+    max_restarts: int = _count(100, "how often Ray starts a replica anew that died", "times", -1, 2**20)
     prefix_cache: bool = _option(True, "reuse KV of equal prefixes")
     trust_draft: bool = _option(True, "believe q as the draft sends it; otherwise drafts count as one-hot")
 

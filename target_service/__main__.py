@@ -6,16 +6,21 @@ import asyncio
 import logging
 import sys
 import threading
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
 
 from specdecode import __version__, models, tokenizer
+from specdecode.announcing import Announcer
 from specdecode.config import TargetSettings, load_settings
+from specdecode.errors import FailedPreconditionError
 from specdecode.lm.memory import choose_device, choose_num_blocks
 from specdecode.lm.model import load_model
 from specdecode.lm.runner import PagedLM
+from specdecode.replicas import ReplicaRole
 from specdecode.serving import Running, Server, configure_logging, on_main_thread, run_until_signalled
 from specdecode.types import DecodeFrame, Lease, Method, ModelInfo, OpenSequence, SamplingParams
 from specdecode.v1 import target_service_pb2_grpc as pb_grpc
@@ -79,9 +84,38 @@ def warm_up(engine: Engine) -> None:
 
 
 async def start(settings: TargetSettings) -> Running:
-    """Loads, warms up and calibrates the model, then listens and serves."""
+    """Serves itself, or has Ray place as many replicas as are asked for.
+
+    Raises:
+        SpecdecodeError: the model can't be served, or replicas find no place.
+    """
+    if settings.replicas:
+        return await _fleet_starter()(settings)
     server = Server([SERVICE_NAME], settings.max_message_bytes)
+    announcer = Announcer(settings, ReplicaRole.TARGET, server)
+    announcer.start()
+    try:
+        return await _start_replica(settings, server, announcer)
+    except BaseException:
+        await announcer.stop()
+        raise
+
+
+def _fleet_starter() -> Callable[[TargetSettings], Coroutine[Any, Any, Running]]:
+    try:
+        from target_service.fleet import start_fleet
+    except ImportError as error:
+        raise FailedPreconditionError(
+            f"replicas: Ray places them and is not here ({error}); install specdecode[ray], or start replicas "
+            "one by one with replicas 0"
+        ) from None
+    return start_fleet
+
+
+async def _start_replica(settings: TargetSettings, server: Server, announcer: Announcer) -> Running:
+    """Loads, warms up and calibrates the model, then listens and serves."""
     replica = await on_main_thread(partial(build_replica, settings))
+    announcer.calibrating(replica.info)
     mode, seconds = settings.calibration, settings.calibration_seconds
     stopped = threading.Event()
     try:
@@ -94,12 +128,19 @@ async def start(settings: TargetSettings) -> Running:
     port = await server.start(settings.host, settings.port)
     running = on_main_thread(loop.run)
     server.set_serving()
+    announcer.load = lambda: loop.load
+    announcer.ready(port)
     info = replica.info
     logger.info(
         "serving %s (%s, %s, %d KV blocks of %d tokens) on %s:%d",
         *(info.name, info.dtype, info.device, info.num_blocks, info.block_size, settings.host, port),
     )
-    return Running(server, on_stopped=partial(asyncio.to_thread, loop.stop), watched=running)
+
+    async def stop() -> None:
+        await asyncio.to_thread(loop.stop)
+        await announcer.stop()
+
+    return Running(server, on_stopped=stop, watched=running)
 
 
 def main() -> int:
