@@ -101,7 +101,12 @@ class TargetLost:
     """The target's stream broke."""
 
 
-Event = Placed | Withdrawn | HasRoom | Stepped | Drafted | LookedUp | TargetLost
+@dataclass(frozen=True)
+class Retired:
+    """Nothing more is to run here than what does."""
+
+
+Event = Placed | Withdrawn | HasRoom | Stepped | Drafted | LookedUp | TargetLost | Retired
 
 
 @dataclass
@@ -156,6 +161,7 @@ class ReplicaLoop:
         self._last_step = 0
         self._scaled: tuple[StepCosts, float, StepCosts] | None = None
         self._now = 0.0
+        self._is_retired = False
 
     def listener(self, on_up: Callable[[], None], on_down: Callable[[], None]) -> Listener[StepFrame]:
         """Whom this replica's link is to tell."""
@@ -176,8 +182,8 @@ class ReplicaLoop:
         return len(self._seats)
 
     async def run(self) -> None:
-        """For ever, until cancelled."""
-        while True:
+        """Until cancelled, or retired and empty."""
+        while self._seats or not self._is_retired:
             events = await self._inbox.take(self._first_deadline())
             # The event loop's own clock may tick in milliseconds; its base is the same.
             self._now = time.monotonic()
@@ -209,6 +215,8 @@ class ReplicaLoop:
                 self._withdraw(choice)
             case TargetLost():
                 self._lose_target()
+            case Retired():
+                self._is_retired = True
 
     # What happened
 

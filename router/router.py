@@ -15,6 +15,7 @@ from router.policy_settings import PolicySettings
 from router.replicas import DraftLink, Link, Listener, TargetLink
 from router.request import Choice, Request
 from router.rounds import Placed, ReplicaLoop, Withdrawn
+from router.targets import Crew, Targets
 from router.text import Tokenizer
 from router.validation import ModelLimits, resolve
 from specdecode import __version__
@@ -28,6 +29,7 @@ from specdecode.errors import (
 )
 from specdecode.figures import Figures
 from specdecode.requests import GenerateRequest, Piece, ReplicaStatus, RouterStatus
+from specdecode.types import ModelInfo
 
 logger = logging.getLogger(__name__)
 
@@ -60,16 +62,18 @@ class Router:
         self._drafts = DraftDesk(tokenizer.vocab_size)
         self._policy = PolicySettings.of(settings)
         self._estimates = EstimatesFile(settings.estimates_file)
-        self._loops = [self._build_loop(address) for address in settings.targets]
+        self._crew = Crew()
+        limit = settings.max_message_bytes
+        self._targets = Targets(settings.targets, limit, self._build_loop, self._crew)
         if settings.draft is not None:
             self._drafts.link = self._build_draft_link(settings.draft)
-        self._tasks: list[asyncio.Task[None]] = []
 
     def _build_loop(self, address: str) -> ReplicaLoop:
         loop = ReplicaLoop(self._drafts, self._policy, self._estimates.estimates, self._place_elsewhere)
         listener = loop.listener(on_up=self._on_target_up, on_down=self._on_target_down)
         limit = self._settings.max_message_bytes
         loop.link = TargetLink(address, limit, self._tokenizer.fingerprint, listener)
+        loop.link.pool = self._served
         return loop
 
     def _build_draft_link(self, address: str) -> DraftLink:
@@ -77,9 +81,13 @@ class Router:
         limit = self._settings.max_message_bytes
         return DraftLink(address, limit, self._tokenizer.fingerprint, listener)
 
+    def _served(self) -> list[ModelInfo]:
+        """What the targets serve that are in use."""
+        return [link.info for link in self._links if link.up and link.info is not None]
+
     @property
     def _links(self) -> Sequence[TargetLink]:
-        return [loop.link for loop in self._loops]
+        return [loop.link for loop in self._targets.loops]
 
     @property
     def policy(self) -> PolicySettings:
@@ -89,7 +97,7 @@ class Router:
     @policy.setter
     def policy(self, policy: PolicySettings) -> None:
         self._policy = policy
-        for loop in self._loops:
+        for loop in self._targets.loops:
             loop.policy = policy
 
     # Life
@@ -100,26 +108,18 @@ class Router:
         Raises:
             FailedPreconditionError: a target or the draft service has another vocabulary.
         """
-        links: list[Link[Any, Any]] = [*self._links]
         if self._drafts.link is not None:
-            links.append(self._drafts.link)
-        runs = [*(link.run() for link in links), *(loop.run() for loop in self._loops)]
-        runs.append(self._estimates.run())
-        self._tasks = [asyncio.create_task(run) for run in runs]
-        contacts = [link.first_contact for link in self._links]
-        done, _ = await asyncio.wait(contacts, return_when=asyncio.FIRST_COMPLETED)
-        for contact in done:
-            contact.result()
+            self._crew.add(self._drafts.link.run())
+        self._crew.add(self._estimates.run())
+        self._targets.start()
+        await self._targets.met()
         if self._drafts.link is not None:
             await self._meet_draft(self._drafts.link)
         return asyncio.create_task(self._watch())
 
     async def _watch(self) -> None:
-        """Ends when a loop or link does, which run for ever, with whatever ended it."""
-        done, _ = await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            if not task.cancelled():
-                task.result()
+        """Ends when a loop or link fails, with what it failed with."""
+        await self._crew.failed
 
     async def _meet_draft(self, link: DraftLink) -> None:
         """The draft service is not waited for long: it is not needed."""
@@ -131,9 +131,7 @@ class Router:
 
     async def stop(self) -> None:
         """Closes all streams, and with them whatever they hold."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._crew.stop()
         self._estimates.save()
 
     # Requests
@@ -207,7 +205,7 @@ class Router:
 
     def _place(self, choices: Sequence[Choice]) -> None:
         """Gives choices of one prompt to the replica with the fewest, or has them wait for one."""
-        usable = [loop for loop in self._loops if loop.link.up and not loop.link.draining]
+        usable = [loop for loop in self._targets.loops if loop.link.up and not loop.link.draining]
         homes = list(self._homes.values())
         loop = min(usable, key=homes.count, default=None)
         for choice in choices:
@@ -262,7 +260,7 @@ class Router:
 
     def status(self) -> RouterStatus:
         """What GetStatus tells."""
-        targets = (self._status(loop.link, loop.num_choices) for loop in self._loops)
+        targets = (self._status(loop.link, loop.num_choices) for loop in self._targets.loops)
         draft = self._drafts.link
         return RouterStatus(
             targets=tuple(targets),

@@ -52,6 +52,10 @@ MAX_TOP_K = 64
 
 MIB = 2**20
 GIB = 2**30
+WATCH_SCHEME = "watch://"
+"""Before the address of a registry of replicas."""
+DNS_SCHEME = "dns:///"
+"""Before a name that resolves to the addresses of all replicas."""
 _ADDRESS = re.compile(r"(?:dns:///)?(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):(?P<port>[0-9]{1,5})")
 _SERVICE_LINK = re.compile(r"(SERVICE_HOST|SERVICE_PORT.*|PORT_[0-9]+_(TCP|UDP|SCTP).*)$")
 
@@ -80,6 +84,11 @@ def _check_address(address: str) -> str:
     return address
 
 
+def _check_source(source: str) -> str:
+    _check_address(source.removeprefix(WATCH_SCHEME))
+    return source
+
+
 def _check_label(label: str) -> str:
     name, equals, value = label.partition("=")
     if not (name and equals and value):
@@ -101,7 +110,8 @@ OptionalAddress = Annotated[Address | None, BeforeValidator(_absent)]
 Labels = Annotated[
     tuple[Annotated[str, AfterValidator(_check_label)], ...], NoDecode, BeforeValidator(_split_any)
 ]
-Addresses = Annotated[tuple[Address, ...], NoDecode, BeforeValidator(_split), AfterValidator(_check_distinct)]
+Source = Annotated[str, AfterValidator(_check_source)]
+Sources = Annotated[tuple[Source, ...], NoDecode, BeforeValidator(_split), AfterValidator(_check_distinct)]
 
 
 def _option(default: object, what: str, allowed: str = "", **limits: Any) -> Any:
@@ -208,7 +218,11 @@ class TargetSettings(ModelServiceSettings):
         512, "query tokens of one forward, drafts and prefill together", "tokens", MAX_DRAFT_TOKENS + 1, 2**18
     )
     replicas: int = _count(
-        0, "target replicas placed by Ray, with their registry on host and port; 0 serves itself", "replicas", 0, 4096
+        0,
+        "target replicas placed by Ray, with their registry on host and port; 0 serves itself",
+        "replicas",
+        0,
+        4096,
     )
     draft_replicas: int = _count(0, "draft replicas placed by Ray beside them", "replicas", 0, 4096)
     ray_address: OptionalStr = _option(
@@ -218,12 +232,17 @@ class TargetSettings(ModelServiceSettings):
         0, "GPUs reserved for each target replica, of which it sees no others; 0 on a CPU", "GPUs", 0, 16
     )
     gpus_per_draft: float = _real(0, "GPUs reserved for each draft replica, also a fraction", "GPUs", 0, 16)
-    cores_per_replica: float = _real(1, "processor cores that Ray reserves for each replica", "cores", 0, 4096)
+    cores_per_replica: float = _real(
+        1, "processor cores that Ray reserves for each replica", "cores", 0, 4096
+    )
     accelerator_type: OptionalStr = _option(
-        "auto", "kind of GPU for targets as Ray names it; auto takes H100 with device cuda, else any; none: any"
+        "auto",
+        "kind of GPU for targets as Ray names it; auto takes H100 with device cuda, else any; none: any",
     )
     node_labels: Labels = _option((), "labels of nodes for replicas", "NAME=VALUE, comma between")
-    placement_seconds: float = _real(120.0, "how long a replica may wait for a place at start", "seconds", 1, 86400)
+    placement_seconds: float = _real(
+        120.0, "how long a replica may wait for a place at start", "seconds", 1, 86400
+    )
     max_restarts: int = _count(100, "how often Ray starts a replica anew that died", "times", -1, 2**20)
     prefix_cache: bool = _option(True, "reuse KV of equal prefixes")
     trust_draft: bool = _option(True, "believe q as the draft sends it; otherwise drafts count as one-hot")
@@ -276,8 +295,11 @@ class RouterSettings(ServiceSettings):
         DEFAULT_MODEL, "tokenizer: a fetched name, a directory or a hub id", "not empty", min_length=1
     )
     port: int = _port(ROUTER_PORT)
-    targets: Addresses = _option(
-        (f"127.0.0.1:{TARGET_PORT}",), "target replicas", "distinct host:port, comma between", min_length=1
+    targets: Sources = _option(
+        (f"127.0.0.1:{TARGET_PORT}",),
+        "target replicas; also dns:///name:port, all of a name, and watch://host:port, a registry's",
+        "distinct host:port, comma between",
+        min_length=1,
     )
     draft: OptionalAddress = _option(
         f"127.0.0.1:{DRAFT_PORT}", "draft service; none never speculates", "one host:port, or none"

@@ -106,8 +106,8 @@ def _fleet_starter() -> Callable[[TargetSettings], Coroutine[Any, Any, Running]]
         from target_service.fleet import start_fleet
     except ImportError as error:
         raise FailedPreconditionError(
-            f"replicas: Ray places them and is not here ({error}); install specdecode[ray], or start replicas "
-            "one by one with replicas 0"
+            f"replicas: Ray places them and is not here ({error}); install specdecode[ray], or start "
+            "replicas one by one with replicas 0"
         ) from None
     return start_fleet
 

@@ -22,6 +22,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from specdecode.config import MIB, ServiceSettings
 from specdecode.errors import FailedPreconditionError, SpecdecodeError, UnavailableError
+from specdecode.lifetime import die_with
 from specdecode.serving import Running, configure_logging, run_until_signalled
 
 logger = logging.getLogger(__name__)
@@ -81,7 +82,9 @@ class Demand:
             wanted = ", ".join(f"{name}={value}" for name, value in self.labels.items())
             return f"no node of the cluster has label {wanted}"
         lacking = min((self._missing(node) for node in labelled), key=len)
-        most = (f"{name} (most on one node: {max(n.resources.get(name, 0) for n in nodes):g})" for name in lacking)
+        most = (
+            f"{name} (most on one node: {max(n.resources.get(name, 0) for n in nodes):g})" for name in lacking
+        )
         return f"no node of the cluster has enough {', '.join(most)}"
 
     def _missing(self, node: Node) -> list[str]:
@@ -130,6 +133,7 @@ class ServiceActor:
     def serve(self, module: str, settings: ServiceSettings) -> Ended:
         """Runs `module`'s service until it is asked to drain."""
         configure_logging(settings.section, settings.log_level)
+        die_with(os.getppid())  # Ray's node, which ends when whoever started it is killed
         start = importlib.import_module(f"{module}.__main__").start
         refusals: list[str] = []
 
@@ -264,5 +268,7 @@ async def _check_reachable(address: str) -> None:
 
 def _nodes() -> list[Node]:
     return [
-        Node(node["NodeID"], node["Resources"], node.get("Labels", {})) for node in ray.nodes() if node["Alive"]
+        Node(node["NodeID"], node["Resources"], node.get("Labels", {}))
+        for node in ray.nodes()
+        if node["Alive"]
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
@@ -12,7 +13,7 @@ from specdecode.announcing import reachable
 from specdecode.config import DraftSettings, ModelServiceSettings, TargetSettings, read_settings
 from specdecode.errors import FailedPreconditionError, SpecdecodeError
 from specdecode.replicas import Replica, ReplicaRole, ReplicaState, Scale
-from specdecode.serving import Running, Server
+from specdecode.serving import Running, Server, on_main_thread
 from specdecode.v1 import replica_service_pb2_grpc as pb_grpc
 from target_service.cluster import Cluster, Demand
 from target_service.registry import SERVICE_NAME, Registry, ReplicaServicer
@@ -144,9 +145,7 @@ class Fleet:
         self._cluster = cluster
         self._registry = registry
         kinds = (target_kind(settings, address), draft_kind(settings, address))
-        self._targets, self._drafts = (
-            Pool(kind, cluster, registry, settings.max_restarts) for kind in kinds
-        )
+        self._targets, self._drafts = (Pool(kind, cluster, registry, settings.max_restarts) for kind in kinds)
 
     async def start(self) -> None:
         """Starts what the settings want, until a target is ready.
@@ -224,6 +223,7 @@ async def start_fleet(settings: TargetSettings) -> Running:
     """
     # First: it forks, which a process that listens by gRPC should not.
     cluster = await Cluster.connect(settings.ray_address)
+    await on_main_thread(_take_signals_back)
     server = Server([SERVICE_NAME], settings.max_message_bytes)
     registry = Registry()
     fleets: list[Fleet] = []
@@ -256,6 +256,12 @@ async def start_fleet(settings: TargetSettings) -> Running:
         await fleet.stop()
 
     return Running(server, on_stopped=stop)
+
+
+def _take_signals_back() -> None:
+    """Ray's own handler writes a stack trace at SIGTERM before it calls ours."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.getsignal(number))
 
 
 async def _drain_with(server: Server, fleet: Fleet, registry: Registry) -> None:

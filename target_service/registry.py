@@ -70,7 +70,9 @@ class Registry:
         known = self.replicas.get(replica_id)
         if known is None or not self.is_current(replica_id, token):
             return
-        self.put(replace(known, state=ReplicaState.DEAD, load=None, detail="its stream to the registry ended"))
+        self.put(
+            replace(known, state=ReplicaState.DEAD, load=None, detail="its stream to the registry ended")
+        )
         asyncio.get_running_loop().call_later(_REMEMBERED_SECONDS, self._forget_dead, replica_id)
 
     def _forget_dead(self, replica_id: str) -> None:
