@@ -11,6 +11,7 @@ from typing import Any
 from router.drafts import DraftDesk
 from router.estimates import EstimatesFile
 from router.figures import FigureBook
+from router.homes import Homes
 from router.policy_settings import PolicySettings
 from router.replicas import DraftLink, Link, Listener, TargetLink
 from router.request import Choice, Request
@@ -57,6 +58,7 @@ class Router:
         self._num_requests = 0
         self._requests: set[Request] = set()
         self._figures = FigureBook()
+        self._placing = Homes()
         self._homes: dict[Choice, ReplicaLoop] = {}
         self._homeless: dict[Choice, asyncio.TimerHandle] = {}
         self._drafts = DraftDesk(tokenizer.vocab_size)
@@ -193,6 +195,8 @@ class Router:
         for choice in request.choices:
             self._figures.add(choice.figures)
             home = self._homes.pop(choice, None)
+            if home is not None:
+                self._placing.ended(choice, home)
             if choice.ended:
                 continue
             choice.fail(CancelledError("the client took the request back"))
@@ -204,10 +208,9 @@ class Router:
     # Placement
 
     def _place(self, choices: Sequence[Choice]) -> None:
-        """Gives choices of one prompt to the replica with the fewest, or has them wait for one."""
+        """Gives choices of one prompt to the replica that has them soonest, or has them wait for one."""
         usable = [loop for loop in self._targets.loops if loop.link.up and not loop.link.draining]
-        homes = list(self._homes.values())
-        loop = min(usable, key=homes.count, default=None)
+        loop = self._placing.choose(choices, usable, self._homes.values())
         for choice in choices:
             if loop is None:
                 self._homes.pop(choice, None)
@@ -245,6 +248,8 @@ class Router:
         self._drafts.flush()
 
     def _on_target_up(self) -> None:
+        for loop in self._targets.loops:
+            loop.prefixes.capacity = 0 if loop.link.info is None else loop.link.info.num_blocks
         self._on_availability(True)
         homeless, self._homeless = self._homeless, {}
         for timer in homeless.values():
