@@ -61,9 +61,9 @@ async def answer_to(services: Services, request: Any, answer: Answer) -> Answer:
 
 
 MOMENTS = [
-    pytest.param(prefills, 0, 0, id="prefill"),
-    pytest.param(verifies, 4, 11, id="verification"),
-    pytest.param(leased, 0, 11, id="lease"),
+    pytest.param(prefills, 0, id="prefill"),
+    pytest.param(verifies, 4, id="verification"),
+    pytest.param(leased, 0, id="lease"),
 ]
 SAMPLINGS = [
     pytest.param({"temperature": 0}, id="greedy"),
@@ -72,12 +72,11 @@ SAMPLINGS = [
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
-@pytest.mark.parametrize(("holds", "num_draft_tokens", "least_emitted"), MOMENTS)
+@pytest.mark.parametrize(("holds", "num_draft_tokens"), MOMENTS)
 async def test_a_replica_lost_in_the_middle_of_a_step_costs_no_token(
     model: Path,
     holds: Callable[[TargetSequence], bool],
     num_draft_tokens: int,
-    least_emitted: int,
     sampling: dict[str, Any],
 ) -> None:
     request = request_for(LONG_PROMPT, max_tokens=MAX_TOKENS, ignore_eos=True, **sampling)
@@ -100,7 +99,7 @@ async def test_a_replica_lost_in_the_middle_of_a_step_costs_no_token(
         assert answer.usage.num_failovers == 1
         (move,) = answer.pieces[-1].moves
         assert (move.address, move.reason) == (lost.address, Reason.REPLICA_LOST)
-        assert least_emitted <= move.num_emitted <= len(answer.ids)
+        assert move.num_emitted < MAX_TOKENS
         await services.targets[1 - home].all_is_free()
 
 
