@@ -8,6 +8,7 @@ import uuid
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
 
+from router.draft_source import DraftSource
 from router.drafts import DraftDesk
 from router.estimates import EstimatesFile
 from router.figures import FigureBook
@@ -67,8 +68,7 @@ class Router:
         self._crew = Crew()
         limit = settings.max_message_bytes
         self._targets = Targets(settings.targets, limit, self._build_loop, self._crew)
-        if settings.draft is not None:
-            self._drafts.link = self._build_draft_link(settings.draft)
+        self._draft_source = None if settings.draft is None else self._source_of_drafts(settings.draft)
 
     def _build_loop(self, address: str) -> ReplicaLoop:
         loop = ReplicaLoop(self._drafts, self._policy, self._estimates.estimates, self._place_elsewhere)
@@ -77,6 +77,10 @@ class Router:
         loop.link = TargetLink(address, limit, self._tokenizer.fingerprint, listener)
         loop.link.pool = self._served
         return loop
+
+    def _source_of_drafts(self, source: str) -> DraftSource:
+        limit = self._settings.max_message_bytes
+        return DraftSource(source, limit, self._build_draft_link, self._drafts, self._crew)
 
     def _build_draft_link(self, address: str) -> DraftLink:
         listener = Listener(lambda: None, self._drafts.take, self._drafts.lose)
@@ -110,26 +114,26 @@ class Router:
         Raises:
             FailedPreconditionError: a target or the draft service has another vocabulary.
         """
-        if self._drafts.link is not None:
-            self._crew.add(self._drafts.link.run())
+        if self._draft_source is not None:
+            self._crew.add(self._draft_source.run())
         self._crew.add(self._estimates.run())
         self._targets.start()
         await self._targets.met()
-        if self._drafts.link is not None:
-            await self._meet_draft(self._drafts.link)
+        if self._draft_source is not None:
+            await self._meet_draft(self._draft_source)
         return asyncio.create_task(self._watch())
 
     async def _watch(self) -> None:
         """Ends when a loop or link fails, with what it failed with."""
         await self._crew.failed
 
-    async def _meet_draft(self, link: DraftLink) -> None:
+    async def _meet_draft(self, source: DraftSource) -> None:
         """The draft service is not waited for long: it is not needed."""
-        done, _ = await asyncio.wait([link.first_contact], timeout=_FIRST_DRAFT_SECONDS)
+        done, _ = await asyncio.wait([source.met], timeout=_FIRST_DRAFT_SECONDS)
         if done:
-            link.first_contact.result()
+            source.met.result()
         else:
-            logger.warning("draft service %s is not there yet; going on without", link.address)
+            logger.warning("draft service %s is not there yet; going on without", source.source)
 
     async def stop(self) -> None:
         """Closes all streams, and with them whatever they hold."""

@@ -111,6 +111,7 @@ Labels = Annotated[
     tuple[Annotated[str, AfterValidator(_check_label)], ...], NoDecode, BeforeValidator(_split_any)
 ]
 Source = Annotated[str, AfterValidator(_check_source)]
+OptionalSource = Annotated[Source | None, BeforeValidator(_absent)]
 Sources = Annotated[tuple[Source, ...], NoDecode, BeforeValidator(_split), AfterValidator(_check_distinct)]
 
 
@@ -225,6 +226,9 @@ class TargetSettings(ModelServiceSettings):
         4096,
     )
     draft_replicas: int = _count(0, "draft replicas placed by Ray beside them", "replicas", 0, 4096)
+    tensor_parallel: int = _count(
+        1, "ranks (processes, each with a GPU of its own) that the model is dealt out to", "ranks", 1, 64
+    )
     ray_address: OptionalStr = _option(
         None, "Ray cluster to join, host:port or auto; none starts one of this machine that ends with it"
     )
@@ -301,8 +305,10 @@ class RouterSettings(ServiceSettings):
         "distinct host:port, comma between",
         min_length=1,
     )
-    draft: OptionalAddress = _option(
-        f"127.0.0.1:{DRAFT_PORT}", "draft service; none never speculates", "one host:port, or none"
+    draft: OptionalSource = _option(
+        f"127.0.0.1:{DRAFT_PORT}",
+        "draft service; also watch://host:port, one of a registry's; none never speculates",
+        "one host:port, or none",
     )
     drafter: Literal["auto", "ngram", "suffix", "model"] = _option(
         "auto", "drafter of requests that name none; with auto all that are offered compete"

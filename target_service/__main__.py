@@ -17,15 +17,13 @@ from specdecode import __version__, models, tokenizer
 from specdecode.announcing import Announcer
 from specdecode.config import TargetSettings, load_settings
 from specdecode.errors import FailedPreconditionError
-from specdecode.lm.memory import choose_device, choose_num_blocks
-from specdecode.lm.model import load_model
-from specdecode.lm.runner import PagedLM
 from specdecode.replicas import ReplicaRole
 from specdecode.serving import Running, Server, configure_logging, on_main_thread, run_until_signalled
 from specdecode.types import DecodeFrame, Lease, Method, ModelInfo, OpenSequence, SamplingParams
 from specdecode.v1 import target_service_pb2_grpc as pb_grpc
 from target_service.calibration import Recalibration, calibrate
 from target_service.engine import Engine
+from target_service.group import Group, load
 from target_service.loop import EngineLoop
 from target_service.scheduler import SchedulerLimits
 from target_service.service import SERVICE_NAME, TargetServicer
@@ -39,6 +37,13 @@ class Replica:
 
     engine: Engine
     info: ModelInfo
+    group: Group | None = None
+
+    def stop(self) -> None:
+        """Ends the processes of the model's other ranks; the engine has ended."""
+        ranks = self.engine.lm.model.ranks
+        if self.group is not None and ranks is not None:
+            self.group.stop(ranks)
 
 
 def build_replica(settings: TargetSettings) -> Replica:
@@ -51,15 +56,12 @@ def build_replica(settings: TargetSettings) -> Replica:
         torch.set_num_threads(settings.num_threads)
     path = models.resolve(settings.model)
     tokens = tokenizer.load_tokenizer(path)
-    model = load_model(path, settings.dtype, choose_device(settings.device), settings.kernels)
-    model = model.limited(tokenizer.vocab_size(tokens), settings.max_length)
-    num_blocks = choose_num_blocks(model, settings, settings.max_running)
-    lm = PagedLM(model, num_blocks, settings.block_size, settings.prefix_cache)
+    lm, group = load(settings)
     info = replace(
-        model.info(tokenizer.fingerprint(tokens), tokenizer.eos_token_ids(path, tokens)),
+        lm.model.info(tokenizer.fingerprint(tokens), tokenizer.eos_token_ids(path, tokens)),
         max_length=lm.max_length,
         block_size=settings.block_size,
-        num_blocks=num_blocks,
+        num_blocks=lm.pool.num_blocks,
         version=__version__,
     )
     limits = SchedulerLimits(
@@ -67,7 +69,7 @@ def build_replica(settings: TargetSettings) -> Replica:
     )
     engine = Engine(lm, limits, _generator(settings.engine_seed), trust_draft=settings.trust_draft)
     warm_up(engine)
-    return Replica(engine, info)
+    return Replica(engine, info, group)
 
 
 def _generator(seed: int | None) -> torch.Generator | None:
@@ -138,6 +140,7 @@ async def _start_replica(settings: TargetSettings, server: Server, announcer: An
 
     async def stop() -> None:
         await asyncio.to_thread(loop.stop)
+        await asyncio.to_thread(replica.stop)
         await announcer.stop()
 
     return Running(server, on_stopped=stop, watched=running)

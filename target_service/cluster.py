@@ -57,15 +57,15 @@ class Demand:
 
     @property
     def bundle(self) -> dict[str, float]:
-        """Resources of one rank, as Ray names them."""
-        resources = {"CPU": self.cores, "GPU": self.gpus}
+        """Resources of all ranks, as Ray names them."""
+        resources = {"CPU": self.cores * self.num_ranks, "GPU": self.gpus * self.num_ranks}
         if self.accelerator is not None and self.gpus:
             resources[f"accelerator_type:{self.accelerator}"] = 0.001
         # Ray refuses a bundle of nothing.
         return {name: amount for name, amount in resources.items() if amount} or {"CPU": 0.001}
 
     def __str__(self) -> str:
-        parts = [f"{amount * self.num_ranks:g} {name}" for name, amount in self.bundle.items()]
+        parts = [f"{amount:g} {name}" for name, amount in self.bundle.items()]
         parts += [f"label {name}={value}" for name, value in self.labels.items()]
         return ", ".join(parts)
 
@@ -89,7 +89,7 @@ class Demand:
 
     def _missing(self, node: Node) -> list[str]:
         wanted = self.bundle.items()
-        return [name for name, amount in wanted if node.resources.get(name, 0) < amount * self.num_ranks]
+        return [name for name, amount in wanted if node.resources.get(name, 0) < amount]
 
 
 @dataclass(frozen=True)
@@ -186,10 +186,10 @@ class Cluster:
         """
         node = await asyncio.to_thread(self._emptiest, demand)
         group = placement_group(
-            [demand.bundle] * demand.num_ranks,
+            [demand.bundle],
             strategy="STRICT_PACK",
             _soft_target_node_id=node,
-            bundle_label_selector=[dict(demand.labels)] * demand.num_ranks if demand.labels else None,
+            bundle_label_selector=[dict(demand.labels)] if demand.labels else None,
         )
         try:
             async with asyncio.timeout(seconds):
@@ -227,7 +227,7 @@ class Cluster:
         """
         options = {
             "num_cpus": demand.bundle.get("CPU", 0),
-            "num_gpus": demand.gpus,
+            "num_gpus": demand.bundle.get("GPU", 0),
             "resources": {n: a for n, a in demand.bundle.items() if n not in ("CPU", "GPU")},
             "max_restarts": max_restarts,
             "max_task_retries": max_restarts,

@@ -191,7 +191,8 @@ def target_kind(settings: TargetSettings, registry: str) -> Kind:
     accelerator = settings.accelerator_type
     if accelerator == "auto":
         accelerator = _GPU_PROFILE_ACCELERATOR if settings.device == "cuda" else None
-    demand = Demand(1, settings.gpus_per_rank, settings.cores_per_replica, accelerator, _labels(settings))
+    size, gpus, cores = settings.tensor_parallel, settings.gpus_per_rank, settings.cores_per_replica
+    demand = Demand(size, gpus, cores, accelerator, _labels(settings))
 
     def of(name: str) -> TargetSettings:
         own = {"port": 0, "replicas": 0, "draft_replicas": 0, "registry": registry, "replica_id": name}
