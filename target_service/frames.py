@@ -9,7 +9,7 @@ from specdecode.types import StepFrame, StepResult, StepTimes
 
 HELD_SECONDS = 0.003
 """A frame may be held back this long for each of its results."""
-HELD_ON_CORES_SECONDS = 0.025
+HELD_ON_CORES_SECONDS = 0.032
 """And this long where steps run on the cores that messages take time of: too short for a reader to see."""
 MIN_LEASE_LEFT = 3
 """Whose lease is shorter than this is waited for: the router needs time to renew it."""
