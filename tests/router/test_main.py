@@ -23,7 +23,7 @@ LIMIT = 1 << 24
 
 @asynccontextmanager
 async def router_process(model: Path, target: Target) -> AsyncIterator[asyncio.subprocess.Process]:
-    options = {"model": model, "targets": target.address, "draft": "none", "port": 0}
+    options = {"model": model, "targets": target.address, "draft": "none", "port": 0, "http-port": "none"}
     arguments = [f"--{name}={value}" for name, value in options.items()]
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "router", *arguments, stderr=asyncio.subprocess.PIPE
