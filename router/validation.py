@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from router.chat import text_size, texts_of
 from router.text import Tokenizer
-from specdecode.errors import FieldViolation, InvalidArgumentError
+from specdecode.errors import FieldViolation, InvalidArgumentError, Reason
 from specdecode.requests import (
     MAX_BIAS,
     MAX_CHOICES,
@@ -301,9 +301,8 @@ def _tokenise(request: GenerateRequest, tokenizer: Tokenizer, limits: ModelLimit
     if not token_ids:
         raise InvalidArgumentError.of(field, "is empty; at least 1 token")
     if len(token_ids) > longest:
-        raise InvalidArgumentError.of(
-            field, f"{_at_most(len(token_ids), longest, 'tokens')}, one less than the context"
-        )
+        limit = f"{_at_most(len(token_ids), longest, 'tokens')}, one less than the context"
+        raise InvalidArgumentError.of(field, limit, Reason.CONTEXT_EXCEEDED)
     return token_ids
 
 

@@ -26,6 +26,8 @@ _STATUSES = {
 }
 # Trying again, which clients do by themselves at 429, would not help.
 _STATUSES_BY_REASON = {Reason.KV_TOO_SMALL: 400, Reason.INVALID_ARGUMENT: 400}
+# What clients look for.
+_CODES = {Reason.CONTEXT_EXCEEDED: "context_length_exceeded"}
 _TYPES = {404: "not_found_error", 429: "rate_limit_error"}
 
 _PARAMS = (
@@ -61,7 +63,8 @@ def refusal_of(error: SpecdecodeError) -> Refusal:
     headers = {}
     if error.retry_after is not None:
         headers["retry-after"] = str(math.ceil(error.retry_after))
-    return refused(status, error.message, error.reason.lower(), param, headers)
+    code = _CODES.get(error.reason, error.reason.lower())
+    return refused(status, error.message, code, param, headers)
 
 
 def refused(

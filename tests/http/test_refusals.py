@@ -116,6 +116,14 @@ async def test_what_is_wrong_is_named_and_nothing_is_run(
     assert services.target.num_steps == num_steps
 
 
+async def test_a_prompt_beyond_the_context_has_the_code_that_clients_look_for(
+    client: openai.AsyncOpenAI,
+) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        await client.completions.create(model="", prompt=[20] * 256)
+    assert caught.value.code == "context_length_exceeded"
+
+
 async def test_a_stream_is_refused_as_a_whole_answer_is(web: httpx2.AsyncClient) -> None:
     answer = await web.post(COMPLETIONS, json={"prompt": PROMPT, "stream": True, "n": 17})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "n")

@@ -158,11 +158,11 @@ async def test_leaving_before_the_request_is_whole_starts_nothing(services: Serv
 async def test_who_does_not_read_is_not_decoded_for_and_holds_nobody_up(model: Path, tmp_path: Path) -> None:
     tiny.save_byte_level_tokenizer(tmp_path)
     vocab_size = json.loads((model / "config.json").read_text())["vocab_size"]
-    tiny.save_llama(tmp_path, vocab_size, max_length=8192)
-    target = {"num_blocks": 600}
+    tiny.save_llama(tmp_path, vocab_size, max_length=4096)
+    target = {"num_blocks": 300}
     async with Services.started(tmp_path, http_port=0, target=target, piece_seconds=0.0) as services:
         # Logprobs make events so large that little of them fits into the sockets' buffers.
-        body = {"prompt": PROMPT, "max_tokens": 8000, "stream": True, "logprobs": 20, **ENDLESS}
+        body = {"prompt": PROMPT, "max_tokens": 4000, "stream": True, "logprobs": 20, **ENDLESS}
         async with connected(services, receive_buffer=4096) as (_, writer):
             writer.write(request_bytes(services, body))
             await eventually(lambda: services.target.num_sequences == 1, "it runs")
@@ -173,7 +173,7 @@ async def test_who_does_not_read_is_not_decoded_for_and_holds_nobody_up(model: P
                 return services.target.num_steps == before
 
             await eventually(stands, "the target gets no more orders for it")
-            assert services.target.num_steps < 8000 - MAX_BUFFERED_TOKENS
+            assert services.target.num_steps < 4000 - MAX_BUFFERED_TOKENS
             async with openai_client(services.router.url) as client:
                 other = await client.completions.create(
                     model="", prompt=PROMPT, max_tokens=30, extra_body=ENDLESS
