@@ -23,6 +23,7 @@ from itertools import count
 from typing import ParamSpec, TypeVar
 
 from draft_service.drafting import Answer, Drafter, DraftSequence, SequenceKey
+from draft_service.tracing import DraftTracer
 from specdecode.errors import (
     InternalError,
     InvalidArgumentError,
@@ -71,13 +72,20 @@ class DraftLoop:
     Args:
         drafters: what is offered; used by nobody else.
         max_sequences: sequences open at once, of all streams.
+        tracer: makes spans of drafts that their routers trace; None: nobody does.
 
     Attributes:
         ended: done when the thread has ended, with what ended it if that was not `stop`.
     """
 
-    def __init__(self, drafters: Mapping[DrafterKind, Drafter], max_sequences: int) -> None:
+    def __init__(
+        self,
+        drafters: Mapping[DrafterKind, Drafter],
+        max_sequences: int,
+        tracer: DraftTracer | None = None,
+    ) -> None:
         self.ended: Future[None] = Future()
+        self._tracer = tracer
         self._drafters = dict(drafters)
         self._max_sequences = max_sequences
         self._num_sequences = 0
@@ -196,8 +204,11 @@ class DraftLoop:
     def _open(self, stream: DraftStream, order: OpenDraft) -> None:
         self._check_open(stream, order)
         drafter = self._drafters[order.drafter]
-        stream.sequences[order.sequence] = drafter.open(SequenceKey(stream.number, order.sequence), order)
+        key = SequenceKey(stream.number, order.sequence)
+        stream.sequences[order.sequence] = drafter.open(key, order)
         self._num_sequences += 1
+        if self._tracer is not None:
+            self._tracer.opened(key, order)
 
     def _check_open(self, stream: DraftStream, order: OpenDraft) -> None:
         if order.sequence in stream.sequences:
@@ -228,6 +239,8 @@ class DraftLoop:
             raise InvalidArgumentError.of("token_ids", "no committed token is left; at least 1")
         sequence.propose(order)
         stream.asked.add(order.sequence)
+        if self._tracer is not None:
+            self._tracer.asked(SequenceKey(stream.number, order.sequence), order)
 
     def _fail(self, stream: DraftStream, number: int, committed_length: int, error: SpecdecodeError) -> None:
         """Answers with the error, which ends the sequence."""
@@ -241,6 +254,8 @@ class DraftLoop:
         if sequence is not None:
             sequence.close()
             self._num_sequences -= 1
+            if self._tracer is not None:
+                self._tracer.closed(SequenceKey(stream.number, number))
 
     def _connect(self, stream: DraftStream) -> None:
         self._streams[stream.number] = stream
@@ -260,6 +275,8 @@ class DraftLoop:
         self._running = False
 
     def _hand_out(self, answers: list[Answer]) -> None:
+        if self._tracer is not None:
+            self._tracer.answered(answers)
         for answer in answers:
             stream, draft = self._streams[answer.key.stream], answer.draft
             stream.asked.discard(draft.sequence)

@@ -14,8 +14,10 @@ from router.figures import FigureBook
 from router.policy_settings import PolicySettings
 from router.replicas import DraftLink, Link, Listener, TargetLink
 from router.request import Choice, Request
+from router.request_span import end_span
 from router.rounds import Placed, ReplicaLoop, Withdrawn
 from router.text import Tokenizer
+from router.tracing import RequestTrace, TraceRules
 from router.validation import ModelLimits, resolve
 from specdecode import __version__
 from specdecode.config import RouterSettings
@@ -24,10 +26,12 @@ from specdecode.errors import (
     NotFoundError,
     Reason,
     ResourceExhaustedError,
+    SpecdecodeError,
     UnavailableError,
 )
 from specdecode.figures import Figures
 from specdecode.requests import GenerateRequest, Piece, ReplicaStatus, RouterStatus
+from specdecode.telemetry import Tracing
 
 logger = logging.getLogger(__name__)
 
@@ -44,11 +48,18 @@ class Router:
         settings: operator's settings.
         tokenizer: of the model that the targets serve.
         on_availability: told whether a target can be used, whenever that changes.
+        tracing: where spans go, closed by `stop`; None: nowhere.
     """
 
     def __init__(
-        self, settings: RouterSettings, tokenizer: Tokenizer, on_availability: Callable[[bool], None]
+        self,
+        settings: RouterSettings,
+        tokenizer: Tokenizer,
+        on_availability: Callable[[bool], None],
+        tracing: Tracing | None = None,
     ) -> None:
+        self._tracing = tracing
+        self._trace_rules = TraceRules.of(settings)
         self._settings = settings
         self._tokenizer = tokenizer
         self._on_availability = on_availability
@@ -135,6 +146,8 @@ class Router:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._estimates.save()
+        if self._tracing is not None:
+            await asyncio.to_thread(self._tracing.close)
 
     # Requests
 
@@ -154,21 +167,42 @@ class Router:
             message = f"{self._num_requests} requests run, as many as may"
             raise ResourceExhaustedError(message, retry_after=_RETRY_SECONDS)
         self._num_requests += 1
+        trace, request = self._begin_trace(asked, traceparent), None
+        refusal: SpecdecodeError | None = None
         try:
-            self._check_model(asked.model)
-            resolved = await resolve(asked, self._tokenizer, self._limits())
-            request = Request(
-                uuid.uuid4().hex, resolved, self._tokenizer, deadline, traceparent, self._piece_pause
-            )
-            self._requests.add(request)
+            request = await self._admit(asked, deadline, traceparent, trace)
             try:
                 self._place(request.choices)
                 async for piece in request.pieces():
+                    if trace is not None:
+                        trace.said()
                     yield piece
             finally:
                 self._withdraw(request)
+        except SpecdecodeError as error:
+            refusal = error
+            raise
         finally:
             self._num_requests -= 1
+            if trace is not None:
+                end_span(trace, asked, self._settings.model, request, refusal)
+
+    async def _admit(
+        self, asked: GenerateRequest, deadline: float | None, traceparent: str, trace: RequestTrace | None
+    ) -> Request:
+        """The request, checked and counted among those that run."""
+        self._check_model(asked.model)
+        resolved = await resolve(asked, self._tokenizer, self._limits())
+        request = Request(
+            uuid.uuid4().hex, resolved, self._tokenizer, deadline, traceparent, self._piece_pause, trace
+        )
+        self._requests.add(request)
+        return request
+
+    def _begin_trace(self, asked: GenerateRequest, traceparent: str) -> RequestTrace | None:
+        if self._tracing is None:
+            return None
+        return RequestTrace.begin(self._tracing, self._trace_rules, traceparent, asked.trace_detail)
 
     def _piece_pause(self) -> float:
         """Seconds between two pieces of a request: writing more of them would take the models' cores."""

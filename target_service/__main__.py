@@ -17,6 +17,7 @@ from specdecode.lm.memory import choose_device, choose_num_blocks
 from specdecode.lm.model import load_model
 from specdecode.lm.runner import PagedLM
 from specdecode.serving import Running, Server, configure_logging, on_main_thread, run_until_signalled
+from specdecode.telemetry import Tracing, start_tracing
 from specdecode.types import DecodeFrame, Lease, Method, ModelInfo, OpenSequence, SamplingParams
 from specdecode.v1 import target_service_pb2_grpc as pb_grpc
 from target_service.calibration import Recalibration, calibrate
@@ -24,6 +25,7 @@ from target_service.engine import Engine
 from target_service.loop import EngineLoop
 from target_service.scheduler import SchedulerLimits
 from target_service.service import SERVICE_NAME, TargetServicer
+from target_service.tracing import StepTracer
 
 logger = logging.getLogger(__name__)
 
@@ -36,8 +38,8 @@ class Replica:
     info: ModelInfo
 
 
-def build_replica(settings: TargetSettings) -> Replica:
-    """Loads and warms up the model; may take a while.
+def build_replica(settings: TargetSettings, tracing: Tracing | None = None) -> Replica:
+    """Loads and warms up the model; may take a while. `tracing` takes the engine's spans.
 
     Raises:
         SpecdecodeError: the model can't be found, loaded or served.
@@ -60,7 +62,13 @@ def build_replica(settings: TargetSettings) -> Replica:
     limits = SchedulerLimits(
         settings.max_running, settings.max_waiting, settings.max_tokens_in_flight, settings.prefill_chunk
     )
-    engine = Engine(lm, limits, _generator(settings.engine_seed), trust_draft=settings.trust_draft)
+    engine = Engine(
+        lm,
+        limits,
+        _generator(settings.engine_seed),
+        trust_draft=settings.trust_draft,
+        tracer=None if tracing is None else StepTracer(tracing),
+    )
     warm_up(engine)
     return Replica(engine, info)
 
@@ -81,7 +89,8 @@ def warm_up(engine: Engine) -> None:
 async def start(settings: TargetSettings) -> Running:
     """Loads, warms up and calibrates the model, then listens and serves."""
     server = Server([SERVICE_NAME], settings.max_message_bytes)
-    replica = await on_main_thread(partial(build_replica, settings))
+    tracing = start_tracing(settings)
+    replica = await on_main_thread(partial(build_replica, settings, tracing))
     mode, seconds = settings.calibration, settings.calibration_seconds
     stopped = threading.Event()
     try:
@@ -99,7 +108,13 @@ async def start(settings: TargetSettings) -> Running:
         "serving %s (%s, %s, %d KV blocks of %d tokens) on %s:%d",
         *(info.name, info.dtype, info.device, info.num_blocks, info.block_size, settings.host, port),
     )
-    return Running(server, on_stopped=partial(asyncio.to_thread, loop.stop), watched=running)
+    return Running(server, on_stopped=partial(asyncio.to_thread, _stop, loop, tracing), watched=running)
+
+
+def _stop(loop: EngineLoop, tracing: Tracing | None) -> None:
+    loop.stop()
+    if tracing is not None:
+        tracing.close()
 
 
 def main() -> int:

@@ -22,11 +22,13 @@ import router.__main__ as router_main
 import target_service.__main__ as target_main
 from draft_service.loop import DraftLoop
 from draft_service.service import DraftServicer
+from draft_service.tracing import DraftTracer
 from specdecode.config import DraftSettings, RouterSettings, TargetSettings
 from specdecode.cost_tables import DraftCosts, StepCosts
 from specdecode.errors import SpecdecodeError
 from specdecode.requests import EmittedToken, Piece
 from specdecode.serving import Running, Server, connect
+from specdecode.telemetry import Tracing, start_tracing
 from specdecode.types import DrafterKind, FinishReason, RoundRecord, Usage
 from specdecode.v1 import draft_service_pb2_grpc as draft_grpc
 from specdecode.v1 import router_service_pb2 as pb
@@ -97,6 +99,7 @@ class Target:
     server: Server
     loop: EngineLoop
     replica: target_main.Replica
+    tracing: Tracing | None = None
 
     @property
     def address(self) -> str:
@@ -132,7 +135,7 @@ class Target:
         if self.server.draining.is_set():
             return
         await self.server.drain(None)
-        await asyncio.to_thread(self.loop.stop)
+        await asyncio.to_thread(target_main._stop, self.loop, self.tracing)
 
 
 @dataclass
@@ -142,6 +145,7 @@ class Drafts:
     server: Server
     loop: DraftLoop
     offer: draft_main.Offer
+    tracing: Tracing | None = None
 
     @property
     def address(self) -> str:
@@ -164,7 +168,7 @@ class Drafts:
         if self.server.draining.is_set():
             return
         await self.server.drain(None)
-        await asyncio.to_thread(self.loop.stop)
+        await asyncio.to_thread(draft_main._stop, self.loop, self.tracing)
 
 
 async def start_target(
@@ -183,7 +187,8 @@ async def start_target(
     chosen = TargetSettings(
         **({"num_blocks": 64, "dtype": "float32", "num_threads": 1} | settings), model=str(model)
     )
-    replica = await asyncio.to_thread(target_main.build_replica, chosen)
+    tracing = start_tracing(chosen)
+    replica = await asyncio.to_thread(target_main.build_replica, chosen, tracing)
     if costs is not None:
         replica.engine.meter.match.measured(costs)
     again = recalibration_seconds and Recalibration(replica.engine, recalibration_seconds)
@@ -194,7 +199,7 @@ async def start_target(
     await server.start("127.0.0.1", port)
     loop.start()
     server.set_serving()
-    return Target(server, loop, replica)
+    return Target(server, loop, replica, tracing)
 
 
 async def start_drafts(
@@ -205,13 +210,14 @@ async def start_drafts(
     chosen = DraftSettings(**(fixed | settings), model=None if model is None else str(model))
     offer = await asyncio.to_thread(draft_main.build_offer, chosen)
     server = Server([draft_main.SERVICE_NAME], chosen.max_message_bytes)
-    loop = DraftLoop(offer.drafters, chosen.max_sequences)
+    tracing = start_tracing(chosen)
+    loop = DraftLoop(offer.drafters, chosen.max_sequences, None if tracing is None else DraftTracer(tracing))
     servicer = DraftServicer(loop, offer.info, server.draining, chosen.max_message_bytes, costs or {})
     draft_grpc.add_DraftServiceServicer_to_server(servicer, server.grpc)
     await server.start("127.0.0.1", port)
     loop.start()
     server.set_serving()
-    return Drafts(server, loop, offer)
+    return Drafts(server, loop, offer, tracing)
 
 
 class RouterUnderTest:
