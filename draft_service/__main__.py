@@ -32,6 +32,7 @@ from specdecode.lm.model import load_model
 from specdecode.lm.runner import PagedLM
 from specdecode.serving import Running, Server, configure_logging, on_main_thread, run_until_signalled
 from specdecode.telemetry import Tracing, start_tracing
+from specdecode.telemetry.meters import Meters
 from specdecode.types import DrafterKind, Method, ModelInfo, OpenDraft, Propose, SamplingParams
 from specdecode.v1 import draft_service_pb2_grpc as pb_grpc
 
@@ -145,16 +146,18 @@ async def start(settings: DraftSettings) -> Running:
     servicer = DraftServicer(loop, offer.info, server.draining, settings.max_message_bytes, costs)
     pb_grpc.add_DraftServiceServicer_to_server(servicer, server.grpc)
     port = await server.start(settings.host, settings.port)
+    meters = Meters(settings, loop.families)
     on_main_thread(loop.run)
     ended = asyncio.wrap_future(loop.ended)
     server.set_serving()
     kinds = " and ".join(kind.value for kind in offer.drafters)
     logger.info("serving drafts by %s (model %s) on %s:%d", kinds, offer.info.name, settings.host, port)
-    return Running(server, on_stopped=partial(asyncio.to_thread, _stop, loop, tracing), watched=ended)
+    return Running(server, on_stopped=partial(asyncio.to_thread, _stop, loop, tracing, meters), watched=ended)
 
 
-def _stop(loop: DraftLoop, tracing: Tracing | None) -> None:
+def _stop(loop: DraftLoop, tracing: Tracing | None, meters: Meters) -> None:
     loop.stop()
+    meters.close()
     if tracing is not None:
         tracing.close()
 

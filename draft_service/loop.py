@@ -23,6 +23,7 @@ from itertools import count
 from typing import ParamSpec, TypeVar
 
 from draft_service.drafting import Answer, Drafter, DraftSequence, SequenceKey
+from draft_service.metrics import DraftCounts
 from draft_service.tracing import DraftTracer
 from specdecode.errors import (
     InternalError,
@@ -33,6 +34,7 @@ from specdecode.errors import (
     SpecdecodeError,
     UnavailableError,
 )
+from specdecode.telemetry.metrics import Family
 from specdecode.types import Draft, DrafterKind, DraftFrame, DraftsFrame, OpenDraft, Propose
 
 logger = logging.getLogger(__name__)
@@ -86,6 +88,7 @@ class DraftLoop:
     ) -> None:
         self.ended: Future[None] = Future()
         self._tracer = tracer
+        self._counts = DraftCounts(drafters)
         self._drafters = dict(drafters)
         self._max_sequences = max_sequences
         self._num_sequences = 0
@@ -102,6 +105,10 @@ class DraftLoop:
     def backlog(self) -> int:
         """Frames that wait to be taken in."""
         return self._orders.qsize()
+
+    def families(self) -> list[Family]:
+        """What it tells in numbers."""
+        return self._counts.families(self._num_sequences)
 
     def start(self) -> None:
         """Runs in a thread of its own."""
@@ -154,9 +161,9 @@ class DraftLoop:
         try:
             while self._running:
                 self._take_in_all()
-                for drafter in self._drafters.values():
+                for kind, drafter in self._drafters.items():
                     if drafter.busy:
-                        self._hand_out(self._advance(drafter))
+                        self._hand_out(kind, self._advance(drafter))
                 self._publish()
             self.ended.set_result(None)
         except BaseException as error:  # noqa: BLE001 whoever watches the loop gets it
@@ -274,13 +281,14 @@ class DraftLoop:
     def _stop(self) -> None:
         self._running = False
 
-    def _hand_out(self, answers: list[Answer]) -> None:
+    def _hand_out(self, kind: DrafterKind, answers: list[Answer]) -> None:
         if self._tracer is not None:
             self._tracer.answered(answers)
         for answer in answers:
             stream, draft = self._streams[answer.key.stream], answer.draft
             stream.asked.discard(draft.sequence)
             stream.drafts.append(draft)
+            self._counts.count(kind, draft)
             if draft.error is not None:
                 self._close(stream, draft.sequence)
 

@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from router.figures import ChoiceFigures
 from router.reasons import DecisionReason
@@ -17,6 +18,9 @@ from router.validation import ResolvedRequest
 from specdecode.errors import InternalError, SpecdecodeError
 from specdecode.requests import EmittedToken, Piece
 from specdecode.types import DrafterKind, FinishReason, Origin, RoundRecord, StepResult, Usage
+
+if TYPE_CHECKING:
+    from router.metrics import RouterMetrics
 
 MAX_BUFFERED_TOKENS = 256
 """Tokens of one choice that may wait for its client; from there on the choice gets no more orders."""
@@ -118,7 +122,10 @@ class Choice:
         if self.trace is not None:
             self.trace.took(self._counter.num_rounds, result, origins, round_, now)
         self._counter.count(result, origins)
-        self.figures.count(result, origins, round_, None if self._is_opening else now - round_.began)
+        seconds = None if self._is_opening else now - round_.began
+        self.figures.count(result, origins, round_, seconds)
+        if self.request.metrics is not None:
+            self.request.metrics.took(result, round_, num_kept, seconds)
         self._is_opening = False
         if self.finish_reason is not None:
             self._finish()
@@ -292,6 +299,7 @@ class Request:
         traceparent: str = "",
         pause: Callable[[], float] = lambda: 0.0,
         trace: RequestTrace | None = None,
+        metrics: RouterMetrics | None = None,
     ) -> None:
         """`deadline` in seconds since the epoch; `pause` tells how long a piece gathers, seconds.
 
@@ -301,6 +309,7 @@ class Request:
         self.resolved = resolved
         self.deadline = deadline
         self.trace = trace
+        self.metrics = metrics
         self.traceparent = traceparent if trace is None else trace.traceparent
         self.choices = [Choice(self, index, self._text_stream(tokenizer)) for index in range(resolved.n)]
         self._changed = asyncio.Event()

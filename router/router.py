@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 from router.drafts import DraftDesk
 from router.estimates import EstimatesFile
 from router.figures import FigureBook
+from router.metrics import RouterMetrics
 from router.policy_settings import PolicySettings
 from router.replicas import DraftLink, Link, Listener, TargetLink
 from router.request import Choice, Request
@@ -32,6 +34,8 @@ from specdecode.errors import (
 from specdecode.figures import Figures
 from specdecode.requests import GenerateRequest, Piece, ReplicaStatus, RouterStatus
 from specdecode.telemetry import Tracing
+from specdecode.telemetry.meters import Meters, within
+from specdecode.telemetry.metrics import Family, Sample, counter
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +64,7 @@ class Router:
     ) -> None:
         self._tracing = tracing
         self._trace_rules = TraceRules.of(settings)
+        self._metrics = RouterMetrics()
         self._settings = settings
         self._tokenizer = tokenizer
         self._on_availability = on_availability
@@ -75,6 +80,7 @@ class Router:
         if settings.draft is not None:
             self._drafts.link = self._build_draft_link(settings.draft)
         self._tasks: list[asyncio.Task[None]] = []
+        self.meters: Meters | None = None
 
     def _build_loop(self, address: str) -> ReplicaLoop:
         loop = ReplicaLoop(self._drafts, self._policy, self._estimates.estimates, self._place_elsewhere)
@@ -117,6 +123,7 @@ class Router:
         runs = [*(link.run() for link in links), *(loop.run() for loop in self._loops)]
         runs.append(self._estimates.run())
         self._tasks = [asyncio.create_task(run) for run in runs]
+        self.meters = Meters(self._settings, within(asyncio.get_running_loop(), self.families))
         contacts = [link.first_contact for link in self._links]
         done, _ = await asyncio.wait(contacts, return_when=asyncio.FIRST_COMPLETED)
         for contact in done:
@@ -146,6 +153,8 @@ class Router:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._estimates.save()
+        if self.meters is not None:
+            await asyncio.to_thread(self.meters.close)
         if self._tracing is not None:
             await asyncio.to_thread(self._tracing.close)
 
@@ -168,14 +177,16 @@ class Router:
             raise ResourceExhaustedError(message, retry_after=_RETRY_SECONDS)
         self._num_requests += 1
         trace, request = self._begin_trace(asked, traceparent), None
+        began, has_said = time.monotonic(), False
         refusal: SpecdecodeError | None = None
         try:
             request = await self._admit(asked, deadline, traceparent, trace)
             try:
                 self._place(request.choices)
                 async for piece in request.pieces():
-                    if trace is not None:
-                        trace.said()
+                    if not has_said:
+                        has_said = True
+                        self._said_first(trace, began)
                     yield piece
             finally:
                 self._withdraw(request)
@@ -184,8 +195,15 @@ class Router:
             raise
         finally:
             self._num_requests -= 1
+            told = None if trace is None else trace.told
+            self._metrics.ended(request, time.monotonic() - began, told)
             if trace is not None:
                 end_span(trace, asked, self._settings.model, request, refusal)
+
+    def _said_first(self, trace: RequestTrace | None, began: float) -> None:
+        if trace is not None:
+            trace.said()
+        self._metrics.said_first(time.monotonic() - began, None if trace is None else trace.told)
 
     async def _admit(
         self, asked: GenerateRequest, deadline: float | None, traceparent: str, trace: RequestTrace | None
@@ -194,7 +212,14 @@ class Router:
         self._check_model(asked.model)
         resolved = await resolve(asked, self._tokenizer, self._limits())
         request = Request(
-            uuid.uuid4().hex, resolved, self._tokenizer, deadline, traceparent, self._piece_pause, trace
+            uuid.uuid4().hex,
+            resolved,
+            self._tokenizer,
+            deadline,
+            traceparent,
+            self._piece_pause,
+            trace,
+            self._metrics,
         )
         self._requests.add(request)
         return request
@@ -309,6 +334,18 @@ class Router:
         """What GetFigures tells: all rounds since the start, running requests' included."""
         running = [choice.figures for request in self._requests for choice in request.choices]
         return self._figures.figures(running)
+
+    def families(self) -> list[Family]:
+        """What is told to whoever collects metrics; to be called within the event loop.
+
+        `specdecode.telemetry.exposition.render` makes text of it.
+        """
+        families = self._metrics.families(self.figures(), self.status())
+        if self._tracing is not None:
+            spans = (("sent", self._tracing.num_sent), ("dropped", self._tracing.num_dropped))
+            samples = (Sample(count, {"state": state}) for state, count in spans)
+            families.append(counter("specdecode_trace_spans", "Spans for the collector", *samples))
+        return families
 
     def _status(self, link: Link[Any, Any], num_sequences: int) -> ReplicaStatus:
         load = link.load if isinstance(link, TargetLink) else None

@@ -338,6 +338,11 @@ class RequestTrace:
         return self.context.sampled and self.detail is TraceDetail.ROUNDS
 
     @property
+    def told(self) -> TraceContext | None:
+        """The request's span, where it will be exported for sure."""
+        return self.context if self.context.sampled else None
+
+    @property
     def traceparent(self) -> str:
         """For the other services: sampled only where they are to have spans of their own."""
         context = self.context

@@ -139,6 +139,12 @@ class ServiceSettings(BaseSettings):
     otlp_endpoint: OptionalEndpoint = _option(
         None, "collector that gets traces by OTLP over gRPC; none traces nothing", "host:port or URL, or none"
     )
+    otlp_metrics_seconds: float = _real(
+        0.0, "how often the collector gets metrics as well; 0: never", "seconds", 0, 3600
+    )
+    metrics_port: OptionalInt = _count(
+        None, "TCP port that Prometheus scrapes, 0 for any free one; none has none", "or none", 0, 65535
+    )
 
     @classmethod
     def settings_customise_sources(

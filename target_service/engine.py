@@ -35,6 +35,7 @@ from specdecode.types import (
 )
 from target_service.checks import check_open, check_target, check_verify
 from target_service.load import LoadMeter, NextStep, cached_tokens, is_awaited
+from target_service.metrics import StepCounts
 from target_service.scheduler import Scheduler, SchedulerLimits
 from target_service.sequence import SequenceKey, TargetSequence, Work
 from target_service.tracing import Step, StepTracer
@@ -82,6 +83,7 @@ class Engine:
         self.scheduler = Scheduler(lm.pool, self.limits)
         self.sequences: dict[SequenceKey, TargetSequence] = {}
         self.meter = LoadMeter()
+        self.counts = StepCounts()
         self.load = self._snapshot([], 0.0)
         self._verifier = Verifier(generator or _entropy(), lm.model.kernels)
         self._clock = clock
@@ -326,7 +328,11 @@ class Engine:
         """The load at the end of a step that took `seconds`."""
         load = self._snapshot(works, seconds)
         self.meter.match.note(load, len(works))
-        self.meter.note_results([result for _, result in results])
+        told = [result for _, result in results]
+        self.meter.note_results(told)
+        if works:
+            self.counts.count(works, told, load)
+        self.counts.num_preemptions = self.scheduler.num_preemptions
         emitted = sum(len(result.token_ids) for _, result in results)
         coming = NextStep.of(self.scheduler)
         return replace(

@@ -40,6 +40,7 @@ class Scheduler:
         self.limits = limits
         self.waiting: deque[TargetSequence] = deque()
         self.running: list[TargetSequence] = []
+        self.num_preemptions = 0
         self._computing: dict[Digest, TargetSequence] = {}
 
     @property
@@ -157,6 +158,7 @@ class Scheduler:
         self.running.remove(sequence)
         self._release(sequence)
         sequence.num_preemptions += 1
+        self.num_preemptions += 1
         self.waiting.appendleft(sequence)
 
     def _release(self, sequence: TargetSequence) -> None:

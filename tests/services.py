@@ -29,6 +29,7 @@ from specdecode.errors import SpecdecodeError
 from specdecode.requests import EmittedToken, Piece
 from specdecode.serving import Running, Server, connect
 from specdecode.telemetry import Tracing, start_tracing
+from specdecode.telemetry.meters import Meters
 from specdecode.types import DrafterKind, FinishReason, RoundRecord, Usage
 from specdecode.v1 import draft_service_pb2_grpc as draft_grpc
 from specdecode.v1 import router_service_pb2 as pb
@@ -99,6 +100,7 @@ class Target:
     server: Server
     loop: EngineLoop
     replica: target_main.Replica
+    meters: Meters
     tracing: Tracing | None = None
 
     @property
@@ -135,7 +137,7 @@ class Target:
         if self.server.draining.is_set():
             return
         await self.server.drain(None)
-        await asyncio.to_thread(target_main._stop, self.loop, self.tracing)
+        await asyncio.to_thread(target_main._stop, self.loop, self.tracing, self.meters)
 
 
 @dataclass
@@ -145,6 +147,7 @@ class Drafts:
     server: Server
     loop: DraftLoop
     offer: draft_main.Offer
+    meters: Meters
     tracing: Tracing | None = None
 
     @property
@@ -168,7 +171,7 @@ class Drafts:
         if self.server.draining.is_set():
             return
         await self.server.drain(None)
-        await asyncio.to_thread(draft_main._stop, self.loop, self.tracing)
+        await asyncio.to_thread(draft_main._stop, self.loop, self.tracing, self.meters)
 
 
 async def start_target(
@@ -199,7 +202,9 @@ async def start_target(
     await server.start("127.0.0.1", port)
     loop.start()
     server.set_serving()
-    return Target(server, loop, replica, tracing)
+    engine = replica.engine
+    meters = Meters(chosen, lambda: engine.counts.families(engine.load, engine.costs))
+    return Target(server, loop, replica, meters, tracing)
 
 
 async def start_drafts(
@@ -217,7 +222,7 @@ async def start_drafts(
     await server.start("127.0.0.1", port)
     loop.start()
     server.set_serving()
-    return Drafts(server, loop, offer, tracing)
+    return Drafts(server, loop, offer, Meters(chosen, loop.families), tracing)
 
 
 class RouterUnderTest:

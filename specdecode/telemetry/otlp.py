@@ -17,14 +17,14 @@ from specdecode.telemetry.spans import EventRecord, SpanRecord
 
 _SAMPLED = TraceFlags(TraceFlags.SAMPLED)
 _UNSET = Status(StatusCode.UNSET)
-_SCOPE = InstrumentationScope("specdecode", __version__)
+SCOPE = InstrumentationScope("specdecode", __version__)
 
 
 class SpanSender:
     """Sends to one collector; blocks, so it has a thread of its own.
 
     Args:
-        endpoint: host:port, with http:// or https:// before it; http:// if neither.
+        endpoint: host:port, maybe with http:// or https:// before it.
         service: attributes of the resource; those in OTEL_RESOURCE_ATTRIBUTES are added.
     """
 
@@ -32,8 +32,7 @@ class SpanSender:
         # It tells each attempt that fails; `Tracing` tells once for many.
         logging.getLogger("opentelemetry.exporter").setLevel(logging.CRITICAL)
         self._resource = Resource.create(dict(service))
-        url = endpoint if "://" in endpoint else f"http://{endpoint}"
-        self._exporter = OTLPSpanExporter(endpoint=url)
+        self._exporter = OTLPSpanExporter(endpoint=endpoint_url(endpoint))
 
     def send(self, records: Sequence[SpanRecord]) -> bool:
         """Whether the collector took them; tries for OTEL_EXPORTER_OTLP_TIMEOUT seconds (10)."""
@@ -43,6 +42,11 @@ class SpanSender:
     def close(self) -> None:
         """Ends whatever is being sent."""
         self._exporter.shutdown()
+
+
+def endpoint_url(endpoint: str) -> str:
+    """The URL of what an operator may write; plain text where the scheme is not given."""
+    return endpoint if "://" in endpoint else f"http://{endpoint}"
 
 
 def readable_span(record: SpanRecord, resource: Resource) -> ReadableSpan:
@@ -62,7 +66,7 @@ def readable_span(record: SpanRecord, resource: Resource) -> ReadableSpan:
         status=_UNSET if record.error is None else Status(StatusCode.ERROR, record.error),
         start_time=_nanoseconds(record.began),
         end_time=_nanoseconds(max(record.began, record.ended)),
-        instrumentation_scope=_SCOPE,
+        instrumentation_scope=SCOPE,
     )
 
 

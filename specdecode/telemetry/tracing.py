@@ -33,6 +33,8 @@ _GATHER_SECONDS = 0.5
 _CLOSE_SECONDS = 5.0
 """The last spans have this long to be sent; a collector that took none of those before has a fifth of it."""
 _WARN_SECONDS = 60.0
+_INSTANCE_ID = f"{new_trace_id():032x}"
+"""Of this process."""
 
 
 class _Handed(NamedTuple):
@@ -136,10 +138,14 @@ def start_tracing(settings: ServiceSettings) -> Tracing | None:
         return None
     from specdecode.telemetry.otlp import SpanSender
 
-    service = {
+    return Tracing(SpanSender(settings.otlp_endpoint, describe_service(settings)))
+
+
+def describe_service(settings: ServiceSettings) -> dict[str, str]:
+    """Attributes of the resource that a service is."""
+    return {
         "service.name": f"specdecode-{settings.section}",
         "service.namespace": "specdecode",
         "service.version": __version__,
-        "service.instance.id": f"{new_trace_id():032x}",
+        "service.instance.id": _INSTANCE_ID,
     }
-    return Tracing(SpanSender(settings.otlp_endpoint, service))
