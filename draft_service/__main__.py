@@ -23,6 +23,7 @@ from draft_service.ngram_index import MatchChoice, NgramOptions
 from draft_service.service import SERVICE_NAME, DraftServicer
 from draft_service.suffix import SuffixDrafter
 from draft_service.suffix_index import SuffixOptions
+from draft_service.tracing import DraftTracer
 from specdecode import __version__, models, tokenizer
 from specdecode.announcing import Announcer
 from specdecode.config import DraftSettings, load_settings
@@ -32,6 +33,8 @@ from specdecode.lm.model import load_model
 from specdecode.lm.runner import PagedLM
 from specdecode.replicas import ReplicaRole
 from specdecode.serving import Running, Server, configure_logging, on_main_thread, run_until_signalled
+from specdecode.telemetry import Tracing, start_tracing
+from specdecode.telemetry.meters import Meters
 from specdecode.types import DrafterKind, Method, ModelInfo, OpenDraft, Propose, SamplingParams
 from specdecode.v1 import draft_service_pb2_grpc as pb_grpc
 
@@ -149,10 +152,14 @@ async def _start(settings: DraftSettings, server: Server, announcer: Announcer) 
         costs = await on_main_thread(partial(calibrate, offer.drafters, *limits, stopped.is_set))
     finally:
         stopped.set()  # a signal that cancels the start ends measuring, too
-    loop = DraftLoop(offer.drafters, settings.max_sequences)
+    tracing = start_tracing(settings)
+    loop = DraftLoop(
+        offer.drafters, settings.max_sequences, None if tracing is None else DraftTracer(tracing)
+    )
     servicer = DraftServicer(loop, offer.info, server.draining, settings.max_message_bytes, costs)
     pb_grpc.add_DraftServiceServicer_to_server(servicer, server.grpc)
     port = await server.start(settings.host, settings.port)
+    meters = Meters(settings, loop.families)
     on_main_thread(loop.run)
     ended = asyncio.wrap_future(loop.ended)
     server.set_serving()
@@ -163,8 +170,15 @@ async def _start(settings: DraftSettings, server: Server, announcer: Announcer) 
     async def stop() -> None:
         await asyncio.to_thread(loop.stop)
         await announcer.stop()
+        await asyncio.to_thread(_close, tracing, meters)
 
     return Running(server, on_stopped=stop, watched=ended)
+
+
+def _close(tracing: Tracing | None, meters: Meters) -> None:
+    meters.close()
+    if tracing is not None:
+        tracing.close()
 
 
 def main() -> int:

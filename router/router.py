@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager
 from typing import Any
 
 from router.draft_source import DraftSource
@@ -13,25 +14,32 @@ from router.drafts import DraftDesk
 from router.estimates import EstimatesFile
 from router.figures import FigureBook
 from router.homes import Homes
+from router.metrics import RouterMetrics
+from router.observing import Observed, Observer
 from router.policy_settings import PolicySettings
 from router.replicas import DraftLink, Link, Listener, TargetLink
 from router.request import Choice, Request
 from router.rounds import Placed, ReplicaLoop, Withdrawn
 from router.targets import Crew, Targets
 from router.text import Tokenizer
-from router.validation import ModelLimits, resolve
+from router.validation import ModelLimits, ResolvedRequest, resolve
 from specdecode import __version__
 from specdecode.config import RouterSettings
+from specdecode.cost_tables import DraftCosts, StepCosts
 from specdecode.errors import (
     CancelledError,
     NotFoundError,
     Reason,
     ResourceExhaustedError,
+    SpecdecodeError,
     UnavailableError,
 )
 from specdecode.figures import Figures
 from specdecode.requests import GenerateRequest, Piece, ReplicaStatus, RouterStatus
-from specdecode.types import ModelInfo
+from specdecode.telemetry import Tracing
+from specdecode.telemetry.meters import Meters, within
+from specdecode.telemetry.metrics import Family, Sample, counter
+from specdecode.types import DrafterKind, ModelInfo
 
 logger = logging.getLogger(__name__)
 
@@ -48,11 +56,19 @@ class Router:
         settings: operator's settings.
         tokenizer: of the model that the targets serve.
         on_availability: told whether a target can be used, whenever that changes.
+        tracing: where spans go, closed by `stop`; None: nowhere.
     """
 
     def __init__(
-        self, settings: RouterSettings, tokenizer: Tokenizer, on_availability: Callable[[bool], None]
+        self,
+        settings: RouterSettings,
+        tokenizer: Tokenizer,
+        on_availability: Callable[[bool], None],
+        tracing: Tracing | None = None,
     ) -> None:
+        self._tracing = tracing
+        self._metrics = RouterMetrics()
+        self._observer = Observer(settings, tracing, self._metrics)
         self._settings = settings
         self._tokenizer = tokenizer
         self._on_availability = on_availability
@@ -69,6 +85,7 @@ class Router:
         limit = settings.max_message_bytes
         self._targets = Targets(settings.targets, limit, self._build_loop, self._crew)
         self._draft_source = None if settings.draft is None else self._source_of_drafts(settings.draft)
+        self.meters: Meters | None = None
 
     def _build_loop(self, address: str) -> ReplicaLoop:
         loop = ReplicaLoop(self._drafts, self._policy, self._estimates.estimates, self._place_elsewhere)
@@ -118,6 +135,7 @@ class Router:
             self._crew.add(self._draft_source.run())
         self._crew.add(self._estimates.run())
         self._targets.start()
+        self.meters = Meters(self._settings, within(asyncio.get_running_loop(), self.families))
         await self._targets.met()
         if self._draft_source is not None:
             await self._meet_draft(self._draft_source)
@@ -139,6 +157,10 @@ class Router:
         """Closes all streams, and with them whatever they hold."""
         await self._crew.stop()
         self._estimates.save()
+        if self.meters is not None:
+            await asyncio.to_thread(self.meters.close)
+        if self._tracing is not None:
+            await asyncio.to_thread(self._tracing.close)
 
     # Requests
 
@@ -154,42 +176,130 @@ class Router:
         Raises:
             SpecdecodeError: the request is refused; nothing was started.
         """
+        with self._observer.watch(asked, traceparent) as observed, self._admitted():
+            resolved = await self._resolve(asked)
+            async with aclosing(self._run(resolved, deadline, traceparent, observed)) as pieces:
+                async for piece in pieces:
+                    yield piece
+
+    async def resolve(self, asked: GenerateRequest, traceparent: str = "") -> ResolvedRequest:
+        """What `run` takes; nothing is started.
+
+        Raises:
+            SpecdecodeError: the request is refused.
+        """
+        try:
+            with self._admitted():
+                return await self._resolve(asked)
+        except SpecdecodeError:
+            with self._observer.watch(asked, traceparent):
+                raise
+
+    async def run(
+        self,
+        asked: GenerateRequest,
+        resolved: ResolvedRequest,
+        deadline: float | None = None,
+        traceparent: str = "",
+    ) -> AsyncGenerator[Piece, None]:
+        """As `generate`, of a request that was resolved before.
+
+        Raises:
+            ResourceExhaustedError: as many requests run as may.
+        """
+        with self._observer.watch(asked, traceparent) as observed, self._admitted():
+            async with aclosing(self._run(resolved, deadline, traceparent, observed)) as pieces:
+                async for piece in pieces:
+                    yield piece
+
+    @contextmanager
+    def _admitted(self) -> Iterator[None]:
         if self._num_requests >= self._settings.max_requests:
             message = f"{self._num_requests} requests run, as many as may"
             raise ResourceExhaustedError(message, retry_after=_RETRY_SECONDS)
         self._num_requests += 1
         try:
-            self._check_model(asked.model)
-            resolved = await resolve(asked, self._tokenizer, self._limits())
-            request = Request(
-                uuid.uuid4().hex, resolved, self._tokenizer, deadline, traceparent, self._piece_pause
-            )
-            self._requests.add(request)
-            try:
-                self._place(request.choices)
-                async for piece in request.pieces():
-                    yield piece
-            finally:
-                self._withdraw(request)
+            yield
         finally:
             self._num_requests -= 1
+
+    async def _resolve(self, asked: GenerateRequest) -> ResolvedRequest:
+        self.check_model(asked.model)
+        return await resolve(asked, self._tokenizer, self._limits())
+
+    async def _run(
+        self, resolved: ResolvedRequest, deadline: float | None, traceparent: str, observed: Observed
+    ) -> AsyncGenerator[Piece, None]:
+        request = observed.request = Request(
+            uuid.uuid4().hex,
+            resolved,
+            self._tokenizer,
+            deadline,
+            traceparent,
+            self._piece_pause,
+            observed.trace,
+            self._metrics,
+        )
+        self._requests.add(request)
+        try:
+            self._place(request.choices)
+            async for piece in request.pieces():
+                observed.said()
+                yield piece
+        finally:
+            self._withdraw(request)
 
     def _piece_pause(self) -> float:
         """Seconds between two pieces of a request: writing more of them would take the models' cores."""
         return min(self._num_requests * self._settings.piece_seconds, LONGEST_PIECE_SECONDS)
 
-    def _check_model(self, name: str) -> None:
-        served = [self._settings.model, *(link.info.name for link in self._links if link.info is not None)]
-        if name and name not in served:
-            raise NotFoundError(f"model: {name!r} is not served; {served[-1]!r} is, also for an empty name")
+    @property
+    def model_name(self) -> str:
+        """What the targets call their model; before one was met, what the operator does."""
+        return next((info.name for info in self._infos), self._settings.model)
 
-    def _limits(self) -> ModelLimits:
-        contexts = [link.info.max_length for link in self._links if link.info is not None]
+    @property
+    def max_length(self) -> int:
+        """Tokens of the longest sequence that every target takes.
+
+        Raises:
+            UnavailableError: none was met yet.
+        """
+        contexts = [info.max_length for info in self._infos]
         if not contexts:
             raise UnavailableError("no target replica has been met yet", retry_after=_RETRY_SECONDS)
+        return min(contexts)
+
+    @property
+    def step_costs(self) -> StepCosts | None:
+        """What the first target measured of its steps; None where it did not."""
+        return next((link.costs for link in self._links if link.costs is not None), None)
+
+    @property
+    def draft_costs(self) -> Mapping[DrafterKind, DraftCosts]:
+        """What the draft service measured of its drafters, as it is corrected by what they take."""
+        return self._drafts.costs
+
+    @property
+    def _infos(self) -> list[ModelInfo]:
+        return [link.info for link in self._links if link.info is not None]
+
+    def check_model(self, name: str) -> None:
+        """Refuses a name that is not served; an empty one is whatever is.
+
+        Raises:
+            NotFoundError: with the name that is.
+        """
+        served = {self._settings.model, *(info.name for info in self._infos)}
+        if name and name not in served:
+            raise NotFoundError(
+                f"model: {name!r} is not served; {self.model_name!r} is, also for an empty name"
+            )
+
+    def _limits(self) -> ModelLimits:
         return ModelLimits(
             vocab_size=self._tokenizer.vocab_size,
-            max_length=min(contexts),
+            max_length=self.max_length,
             max_prompt_bytes=self._settings.max_prompt_bytes,
         )
 
@@ -282,6 +392,18 @@ class Router:
         """What GetFigures tells: all rounds since the start, running requests' included."""
         running = [choice.figures for request in self._requests for choice in request.choices]
         return self._figures.figures(running)
+
+    def families(self) -> list[Family]:
+        """What is told to whoever collects metrics; to be called within the event loop.
+
+        `specdecode.telemetry.exposition.render` makes text of it.
+        """
+        families = self._metrics.families(self.figures(), self.status())
+        if self._tracing is not None:
+            spans = (("sent", self._tracing.num_sent), ("dropped", self._tracing.num_dropped))
+            samples = (Sample(count, {"state": state}) for state, count in spans)
+            families.append(counter("specdecode_trace_spans", "Spans for the collector", *samples))
+        return families
 
     def _status(self, link: Link[Any, Any], num_sequences: int) -> ReplicaStatus:
         load = link.load if isinstance(link, TargetLink) else None

@@ -41,6 +41,7 @@ from specdecode.types import MAX_DRAFT_TOKENS
 CONFIG_VARIABLE = "SPECDECODE_CONFIG"
 DEFAULT_MODEL = "smollm2-135m-instruct"
 ROUTER_PORT = 50051
+HTTP_PORT = 8080
 TARGET_PORT = 50052
 DRAFT_PORT = 50053
 COMMANDS = ("generate", "chat", "status", "figures", "plan", "simulate", "calibrate", "distill")
@@ -84,6 +85,12 @@ def _check_address(address: str) -> str:
     return address
 
 
+def _check_endpoint(endpoint: str | None) -> str | None:
+    if endpoint is not None:
+        _check_address(re.sub("^https?://", "", endpoint))
+    return endpoint
+
+
 def _check_source(source: str) -> str:
     _check_address(source.removeprefix(WATCH_SCHEME))
     return source
@@ -107,6 +114,7 @@ OptionalInt = Annotated[int | None, BeforeValidator(_absent)]
 OptionalStr = Annotated[str | None, BeforeValidator(_absent)]
 Address = Annotated[str, AfterValidator(_check_address)]
 OptionalAddress = Annotated[Address | None, BeforeValidator(_absent)]
+OptionalEndpoint = Annotated[str | None, AfterValidator(_check_endpoint), BeforeValidator(_absent)]
 Labels = Annotated[
     tuple[Annotated[str, AfterValidator(_check_label)], ...], NoDecode, BeforeValidator(_split_any)
 ]
@@ -154,6 +162,15 @@ class ServiceSettings(BaseSettings):
     drain_seconds: float = _real(30.0, "grace for running requests after SIGTERM", "seconds", 0, 3600)
     max_message_bytes: ByteSize = _size(16 * MIB, "largest message sent or received", 64 * 1024, GIB)
     log_level: LogLevel = _option("info", "least severe records that are logged")
+    otlp_endpoint: OptionalEndpoint = _option(
+        None, "collector that gets traces by OTLP over gRPC; none traces nothing", "host:port or URL, or none"
+    )
+    otlp_metrics_seconds: float = _real(
+        0.0, "how often the collector gets metrics as well; 0: never", "seconds", 0, 3600
+    )
+    metrics_port: OptionalInt = _count(
+        None, "TCP port that Prometheus scrapes, 0 for any free one; none has none", "or none", 0, 65535
+    )
 
     @classmethod
     def settings_customise_sources(
@@ -313,6 +330,13 @@ class RouterSettings(ServiceSettings):
         DEFAULT_MODEL, "tokenizer: a fetched name, a directory or a hub id", "not empty", min_length=1
     )
     port: int = _port(ROUTER_PORT)
+    http_port: OptionalInt = _option(
+        HTTP_PORT,
+        "TCP port of the HTTP front, 0 for any free one; none switches it off",
+        "0 to 65535, or none",
+        ge=0,
+        le=65535,
+    )
     targets: Sources = _option(
         (f"127.0.0.1:{TARGET_PORT}",),
         "target replicas; also dns:///name:port, all of a name, and watch://host:port, a registry's",
@@ -353,6 +377,14 @@ class RouterSettings(ServiceSettings):
     max_requests: int = _count(1024, "requests at once; more are refused", "requests", 1, 2**20)
     max_prompt_bytes: ByteSize = _size(4 * MIB, "largest prompt", 1024, GIB)
     failover_seconds: float = _real(30.0, "how long a request waits for a target replica", "seconds", 0, 3600)
+    trace_detail: Literal["rounds", "events", "request"] = _option(
+        "rounds",
+        "what a trace tells of requests that do not say: rounds as spans, as events, or neither",
+    )
+    trace_ratio: float = _real(1.0, "share of the requests outside a trace that are traced", "", 0, 1)
+    trace_slow_seconds: float = _real(
+        30.0, "requests that take longer are traced in any case, as those that fail", "seconds", 0, 86400
+    )
 
     @property
     def estimates_file(self) -> Path | None:

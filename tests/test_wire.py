@@ -86,10 +86,12 @@ def router_requests() -> st.SearchStrategy[requests.GenerateRequest]:
         logprobs=st.none() | uint32,
         seed=st.none() | uint64,
     )
+    calls = tuples(st.builds(requests.ToolCall, text, text, text))
+    messages = st.builds(requests.ChatMessage, text, text, calls, text, text)
     prompts = (
         st.none()
         | st.builds(requests.TextPrompt, text)
-        | st.builds(requests.ChatPrompt, tuples(st.tuples(text, text)))
+        | st.builds(requests.ChatPrompt, tuples(messages), tuples(st.builds(requests.Tool, text, text, text)))
         | st.builds(requests.TokenPrompt, token_ids)
     )
     speculation = st.builds(
@@ -112,6 +114,7 @@ def router_requests() -> st.SearchStrategy[requests.GenerateRequest]:
         st.booleans(),
         st.binary(max_size=8),
         st.booleans(),
+        st.none() | st.sampled_from(requests.TraceDetail),
         text,
     )
 
@@ -175,7 +178,7 @@ def open_drafts(draw: st.DrawFn) -> types.OpenDraft:
 def verifies(draw: st.DrawFn) -> types.Verify:
     drafted = draw(token_ids)
     q = draw(st.none() | distributions(len(drafted)))
-    return types.Verify(draw(uint64), draw(uint32), drafted, q)
+    return types.Verify(draw(uint64), draw(uint32), drafted, q, draw(uint64))
 
 
 @st.composite
@@ -214,7 +217,7 @@ def step_results(draw: st.DrawFn) -> types.StepResult:
     )
 
 
-leases = st.builds(types.Lease, uint64, uint32, uint32)
+leases = st.builds(types.Lease, uint64, uint32, uint32, uint64)
 loads = st.builds(
     types.LoadSnapshot,
     *(uint32, uint32, uint32, uint32, uint64, uint32, uint32, float32),
@@ -265,7 +268,8 @@ model_infos = st.builds(
 replica_statuses = st.builds(
     requests.ReplicaStatus, text, st.booleans(), st.none() | model_infos, st.none() | loads, uint32
 )
-proposes = st.builds(types.Propose, uint64, uint32, token_ids, st.integers(0, types.MAX_DRAFT_TOKENS))
+drafts_asked = st.integers(0, types.MAX_DRAFT_TOKENS)
+proposes = st.builds(types.Propose, uint64, uint32, token_ids, drafts_asked, uint64)
 usages = st.builds(types.Usage, *[uint32] * len(dataclasses.fields(types.Usage)))
 round_records = st.builds(
     types.RoundRecord,

@@ -21,6 +21,13 @@ class Tier(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     TIER_UNSPECIFIED: _ClassVar[Tier]
     TIER_INTERACTIVE: _ClassVar[Tier]
     TIER_BATCH: _ClassVar[Tier]
+
+class TraceDetail(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    TRACE_DETAIL_UNSPECIFIED: _ClassVar[TraceDetail]
+    TRACE_DETAIL_ROUNDS: _ClassVar[TraceDetail]
+    TRACE_DETAIL_EVENTS: _ClassVar[TraceDetail]
+    TRACE_DETAIL_REQUEST: _ClassVar[TraceDetail]
 SPECULATION_MODE_UNSPECIFIED: SpeculationMode
 SPECULATION_MODE_AUTO: SpeculationMode
 SPECULATION_MODE_ON: SpeculationMode
@@ -28,20 +35,52 @@ SPECULATION_MODE_OFF: SpeculationMode
 TIER_UNSPECIFIED: Tier
 TIER_INTERACTIVE: Tier
 TIER_BATCH: Tier
+TRACE_DETAIL_UNSPECIFIED: TraceDetail
+TRACE_DETAIL_ROUNDS: TraceDetail
+TRACE_DETAIL_EVENTS: TraceDetail
+TRACE_DETAIL_REQUEST: TraceDetail
+
+class ToolCall(_message.Message):
+    __slots__ = ("id", "name", "arguments")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ARGUMENTS_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    name: str
+    arguments: str
+    def __init__(self, id: _Optional[str] = ..., name: _Optional[str] = ..., arguments: _Optional[str] = ...) -> None: ...
 
 class ChatMessage(_message.Message):
-    __slots__ = ("role", "content")
+    __slots__ = ("role", "content", "tool_calls", "tool_call_id", "name")
     ROLE_FIELD_NUMBER: _ClassVar[int]
     CONTENT_FIELD_NUMBER: _ClassVar[int]
+    TOOL_CALLS_FIELD_NUMBER: _ClassVar[int]
+    TOOL_CALL_ID_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
     role: str
     content: str
-    def __init__(self, role: _Optional[str] = ..., content: _Optional[str] = ...) -> None: ...
+    tool_calls: _containers.RepeatedCompositeFieldContainer[ToolCall]
+    tool_call_id: str
+    name: str
+    def __init__(self, role: _Optional[str] = ..., content: _Optional[str] = ..., tool_calls: _Optional[_Iterable[_Union[ToolCall, _Mapping]]] = ..., tool_call_id: _Optional[str] = ..., name: _Optional[str] = ...) -> None: ...
+
+class Tool(_message.Message):
+    __slots__ = ("name", "description", "parameters")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    DESCRIPTION_FIELD_NUMBER: _ClassVar[int]
+    PARAMETERS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    description: str
+    parameters: str
+    def __init__(self, name: _Optional[str] = ..., description: _Optional[str] = ..., parameters: _Optional[str] = ...) -> None: ...
 
 class ChatPrompt(_message.Message):
-    __slots__ = ("messages",)
+    __slots__ = ("messages", "tools")
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    TOOLS_FIELD_NUMBER: _ClassVar[int]
     messages: _containers.RepeatedCompositeFieldContainer[ChatMessage]
-    def __init__(self, messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ...) -> None: ...
+    tools: _containers.RepeatedCompositeFieldContainer[Tool]
+    def __init__(self, messages: _Optional[_Iterable[_Union[ChatMessage, _Mapping]]] = ..., tools: _Optional[_Iterable[_Union[Tool, _Mapping]]] = ...) -> None: ...
 
 class SamplingOptions(_message.Message):
     __slots__ = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "allowed_token_ids", "banned_token_ids", "max_tokens", "min_tokens", "stop", "stop_token_ids", "ignore_eos", "logprobs", "seed")
@@ -102,7 +141,7 @@ class SpeculationOptions(_message.Message):
     def __init__(self, mode: _Optional[_Union[SpeculationMode, str]] = ..., num_draft_tokens: _Optional[int] = ..., drafter: _Optional[_Union[_types_pb2.DrafterKind, str]] = ..., method: _Optional[_Union[_types_pb2.Method, str]] = ..., min_acceptance: _Optional[float] = ..., tier: _Optional[_Union[Tier, str]] = ..., traffic_class: _Optional[str] = ..., remember_output: _Optional[bool] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("text", "chat", "token_ids", "sampling", "speculation", "n", "model", "include_rounds", "cache_salt", "include_report", "conversation")
+    __slots__ = ("text", "chat", "token_ids", "sampling", "speculation", "n", "model", "include_rounds", "cache_salt", "include_report", "trace_detail", "conversation")
     TEXT_FIELD_NUMBER: _ClassVar[int]
     CHAT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -113,6 +152,7 @@ class GenerateRequest(_message.Message):
     INCLUDE_ROUNDS_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     INCLUDE_REPORT_FIELD_NUMBER: _ClassVar[int]
+    TRACE_DETAIL_FIELD_NUMBER: _ClassVar[int]
     CONVERSATION_FIELD_NUMBER: _ClassVar[int]
     text: str
     chat: ChatPrompt
@@ -124,8 +164,9 @@ class GenerateRequest(_message.Message):
     include_rounds: bool
     cache_salt: bytes
     include_report: bool
+    trace_detail: TraceDetail
     conversation: str
-    def __init__(self, text: _Optional[str] = ..., chat: _Optional[_Union[ChatPrompt, _Mapping]] = ..., token_ids: _Optional[_Union[_types_pb2.TokenIds, _Mapping]] = ..., sampling: _Optional[_Union[SamplingOptions, _Mapping]] = ..., speculation: _Optional[_Union[SpeculationOptions, _Mapping]] = ..., n: _Optional[int] = ..., model: _Optional[str] = ..., include_rounds: _Optional[bool] = ..., cache_salt: _Optional[bytes] = ..., include_report: _Optional[bool] = ..., conversation: _Optional[str] = ...) -> None: ...
+    def __init__(self, text: _Optional[str] = ..., chat: _Optional[_Union[ChatPrompt, _Mapping]] = ..., token_ids: _Optional[_Union[_types_pb2.TokenIds, _Mapping]] = ..., sampling: _Optional[_Union[SamplingOptions, _Mapping]] = ..., speculation: _Optional[_Union[SpeculationOptions, _Mapping]] = ..., n: _Optional[int] = ..., model: _Optional[str] = ..., include_rounds: _Optional[bool] = ..., cache_salt: _Optional[bytes] = ..., include_report: _Optional[bool] = ..., trace_detail: _Optional[_Union[TraceDetail, str]] = ..., conversation: _Optional[str] = ...) -> None: ...
 
 class EmittedToken(_message.Message):
     __slots__ = ("token_id", "origin", "logprobs")

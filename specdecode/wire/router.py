@@ -15,6 +15,8 @@ from specdecode.requests import (
     MAX_LOGIT_BIASES,
     MAX_STOP_TOKEN_IDS,
     MAX_STOPS,
+    MAX_TOOLS,
+    ChatMessage,
     ChatPrompt,
     EmittedToken,
     GenerateRequest,
@@ -29,6 +31,9 @@ from specdecode.requests import (
     TextPrompt,
     Tier,
     TokenPrompt,
+    Tool,
+    ToolCall,
+    TraceDetail,
 )
 from specdecode.types import RoundRecord, Usage
 from specdecode.v1 import router_service_pb2 as pb
@@ -53,6 +58,7 @@ from specdecode.wire.status import error_from_proto, error_to_proto
 
 MODES = EnumCodec(SpeculationMode, pb.SpeculationMode, "SPECULATION_MODE")
 TIERS = EnumCodec(Tier, pb.Tier, "TIER")
+TRACE_DETAILS = EnumCodec(TraceDetail, pb.TraceDetail, "TRACE_DETAIL")
 
 _USAGE_FIELDS = tuple(field.name for field in pb.Usage.DESCRIPTOR.fields)
 
@@ -113,6 +119,7 @@ def generate_request_to_proto(request: GenerateRequest) -> pb.GenerateRequest:
         include_rounds=request.include_rounds,
         cache_salt=request.cache_salt,
         include_report=request.include_report,
+        trace_detail=TRACE_DETAILS.to_proto(request.trace_detail),
         conversation=request.conversation,
     )
 
@@ -121,13 +128,31 @@ def _prompt_to_proto(prompt: Prompt | None) -> dict[str, Any]:
     match prompt:
         case TextPrompt(text):
             return {"text": text}
-        case ChatPrompt(messages):
-            said = [pb.ChatMessage(role=role, content=content) for role, content in messages]
-            return {"chat": pb.ChatPrompt(messages=said)}
+        case ChatPrompt(messages, tools):
+            chat = pb.ChatPrompt(
+                messages=map(_chat_message_to_proto, messages),
+                tools=[
+                    pb.Tool(name=tool.name, description=tool.description, parameters=tool.parameters)
+                    for tool in tools
+                ],
+            )
+            return {"chat": chat}
         case TokenPrompt(token_ids):
             return {"token_ids": types_pb2.TokenIds(ids=token_ids)}
         case None:
             return {}
+
+
+def _chat_message_to_proto(message: ChatMessage) -> pb.ChatMessage:
+    return pb.ChatMessage(
+        role=message.role,
+        content=message.content,
+        tool_calls=[
+            pb.ToolCall(id=call.id, name=call.name, arguments=call.arguments) for call in message.tool_calls
+        ],
+        tool_call_id=message.tool_call_id,
+        name=message.name,
+    )
 
 
 def _sampling_options_to_proto(options: SamplingOptions) -> pb.SamplingOptions:
@@ -192,6 +217,7 @@ def generate_request_from_proto(message: pb.GenerateRequest) -> GenerateRequest:
         include_rounds=message.include_rounds,
         cache_salt=message.cache_salt,
         include_report=message.include_report,
+        trace_detail=TRACE_DETAILS.optional_from_proto(message.trace_detail, "trace_detail"),
         conversation=message.conversation,
     )
 
@@ -201,13 +227,23 @@ def _prompt_from_proto(message: pb.GenerateRequest) -> Prompt | None:
         case "text":
             return TextPrompt(message.text)
         case "chat":
-            messages = message.chat.messages
-            _require_count("chat.messages", messages, MAX_CHAT_MESSAGES, "messages")
-            return ChatPrompt(tuple((entry.role, entry.content) for entry in messages))
+            return _chat_prompt_from_proto(message.chat)
         case "token_ids":
             return TokenPrompt(tuple(message.token_ids.ids))
         case _:
             return None
+
+
+def _chat_prompt_from_proto(chat: pb.ChatPrompt) -> ChatPrompt:
+    _require_count("chat.messages", chat.messages, MAX_CHAT_MESSAGES, "messages")
+    _require_count("chat.tools", chat.tools, MAX_TOOLS, "tools")
+    tools = tuple(Tool(entry.name, entry.description, entry.parameters) for entry in chat.tools)
+    return ChatPrompt(tuple(map(_chat_message_from_proto, chat.messages)), tools)
+
+
+def _chat_message_from_proto(message: pb.ChatMessage) -> ChatMessage:
+    calls = tuple(ToolCall(call.id, call.name, call.arguments) for call in message.tool_calls)
+    return ChatMessage(message.role, message.content, calls, message.tool_call_id, message.name)
 
 
 def _sampling_options_from_proto(message: pb.SamplingOptions) -> SamplingOptions:

@@ -2,7 +2,7 @@
 
 Streams of seeded requests run through a router over a fleet that Ray keeps; a killer sends SIGKILL to the
 processes of target and draft replicas, never to the last ready target. Then each target is restarted in turn
-by SIGTERM. No request may fail, every text must be the one of a quiet run, every block must be free at the end,
+by SIGTERM. No request may fail, every text must be that of a quiet run, every block must be free at the end,
 and no process left.
 """
 
