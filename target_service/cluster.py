@@ -24,6 +24,7 @@ from specdecode.config import MIB, ServiceSettings
 from specdecode.errors import FailedPreconditionError, SpecdecodeError, UnavailableError
 from specdecode.lifetime import die_with
 from specdecode.serving import Running, configure_logging, run_until_signalled
+from target_service.guardian import guard
 
 logger = logging.getLogger(__name__)
 
@@ -253,6 +254,8 @@ def _init(address: str | None) -> None:
     own = {"include_dashboard": False, "object_store_memory": _OBJECT_STORE_BYTES} if address is None else {}
     join = partial(ray.init, address or "local", namespace="specdecode", logging_level=logging.ERROR)
     join(**own)
+    if address is None:
+        guard()
 
 
 async def _check_reachable(address: str) -> None:
