@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -29,6 +30,8 @@ from specdecode.config import RouterSettings
 from specdecode.errors import InvalidArgumentError, NotFoundError, SpecdecodeError
 
 IGNORED_HEADER = "x-specdecode-ignored"
+_FIELD = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_MAX_IGNORED = 16
 
 
 class HttpFront:
@@ -65,7 +68,7 @@ class HttpFront:
         shape = kind(asked, self._tokenizer, self._router.model_name, self._fingerprint)
         pieces = generate(self._router, resolved, trace_context(request.headers.get("traceparent")))
         num_choices = sum(entry.n for entry in resolved)
-        headers = {IGNORED_HEADER: ", ".join(asked.ignored)} if asked.ignored else {}
+        headers = _ignored(asked.ignored)
         if not asked.stream:
             async with aclosing(pieces):
                 completions = await presence.during(gather(pieces, num_choices))
@@ -169,6 +172,12 @@ class HttpFront:
 
     async def _read(self, request: Request, kind: type[Any]) -> Any:
         return await read(request, kind, self._settings.max_message_bytes)
+
+
+def _ignored(names: Sequence[str]) -> dict[str, str]:
+    """The header that names fields; what no header can hold is not repeated in one."""
+    safe = [name if _FIELD.fullmatch(name) else "(another name)" for name in names[:_MAX_IGNORED]]
+    return {IGNORED_HEADER: ", ".join(safe)} if safe else {}
 
 
 async def _events(

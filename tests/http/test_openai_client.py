@@ -310,6 +310,12 @@ async def test_fields_that_nobody_knows_are_named_and_ignored(client: openai.Asy
         extra_body={"temprature": 0, "metadata": {"a": "b"}, "top_k": -1},
     )
     assert told.headers["x-specdecode-ignored"] == "temprature"
+    hostile = {"a\r\nx-evil: 1": 1, "\u4f60": 2, "y" * 100: 3, "fine": 4}
+    told = await client.completions.with_raw_response.create(
+        model="", prompt=PROMPT, max_tokens=2, extra_body=hostile
+    )
+    assert told.headers["x-specdecode-ignored"] == ", ".join(["(another name)"] * 3 + ["fine"])
+    assert "x-evil" not in told.headers
     quiet = await client.completions.with_raw_response.create(model="", prompt=PROMPT, max_tokens=2)
     assert "x-specdecode-ignored" not in quiet.headers
 

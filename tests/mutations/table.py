@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.mutations import figures, kv, maths, services
+from tests.mutations import figures, http, kv, maths, services
 from tests.mutations.mutation import Mutation
 
 MUTATIONS: tuple[Mutation, ...] = (
@@ -22,4 +22,5 @@ MUTATIONS: tuple[Mutation, ...] = (
     *services.router(),
     *figures.figures(),
     *figures.run_time_policy(),
+    *http.http(),
 )
