@@ -22,7 +22,7 @@ def http() -> Iterator[Mutation]:
     yield one(
         "choices of the second prompt are taken for the first one's",
         "router/http/generation.py",
-        "_run(router, request, index * request.n, traceparent)",
+        "_run(router, request, index * request.resolved.n, traceparent)",
         "_run(router, request, index, traceparent)",
         f"{CLIENT}test_many_prompts_are_answered_in_their_order",
     )
@@ -36,8 +36,8 @@ def http() -> Iterator[Mutation]:
     yield one(
         "a prompt among many is looked at after others were started",
         "router/http/generation.py",
-        "        return [await router.resolve(request) for request in asked.requests]\n",
-        "        return [await router.resolve(request) for request in asked.requests[:1]]\n",
+        "for entry in asked.requests]\n",
+        "for entry in asked.requests[:1]]\n",
         f"{CLIENT}test_a_bad_prompt_among_many_stops_all_before_they_start",
         f"{CLIENT}test_many_prompts_are_answered_in_their_order",
     )
