@@ -28,6 +28,7 @@ from specdecode import __version__
 from specdecode.client import Completion
 from specdecode.config import RouterSettings
 from specdecode.errors import InvalidArgumentError, NotFoundError, SpecdecodeError
+from specdecode.telemetry.exposition import render
 
 IGNORED_HEADER = "x-specdecode-ignored"
 _FIELD = re.compile(r"[A-Za-z0-9_.-]{1,64}")
@@ -157,6 +158,12 @@ class HttpFront:
         if name not in self._files:
             raise HTTPException(404, "Not Found")
         return page_response(*self._files[name])
+
+    async def metrics(self, request: Request) -> Response:
+        """`GET /metrics`: what a router with `metrics_port` tells there, too."""
+        families = self._router.families()
+        text, content_type = await asyncio.to_thread(render, families, request.headers.get("accept", ""))
+        return Response(text, headers={"content-type": content_type})
 
     async def version(self) -> Response:
         """`GET /version`."""
