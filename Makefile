@@ -7,6 +7,7 @@
 #   make bench-NAME        run benchmarks/NAME.py, which writes docs/results/NAME.json and a picture
 #   make bars              print every bar of every result that does not hold
 #   make test-mutations    break the code on purpose and name the test that notices
+#   make test-chaos        kill replicas at random under load; CHAOS_ARGS="--kills 30" for longer
 #   make clean             remove .venv and what tools left behind
 #
 # PYTHON is the interpreter that .venv is made from (3.11 or newer), PIP_ARGS goes to every `pip install`,
@@ -16,6 +17,7 @@ PYTHON ?= python3
 PIP_ARGS ?=
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
+CHAOS_ARGS ?=
 
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
@@ -23,7 +25,7 @@ MODELS := smollm2-135m-instruct smollm2-135m-instruct-draft
 PROTOS := $(wildcard protos/specdecode/v1/*.proto)
 INPUTS := constraints.txt pyproject.toml
 
-.PHONY: demo test lint format protos bars test-mutations models clean
+.PHONY: demo test lint format protos bars test-mutations test-chaos models clean
 .DELETE_ON_ERROR:
 
 demo: .venv/.installed-run
@@ -34,6 +36,9 @@ test: .venv/.installed-dev models
 
 test-mutations: .venv/.installed-dev models
 	$(BIN)/python -m tests.mutations
+
+test-chaos: .venv/.installed-dev
+	$(BIN)/python -m tests.chaos $(CHAOS_ARGS)
 
 lint: .venv/.installed-dev
 	$(BIN)/ruff check .
