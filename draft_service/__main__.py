@@ -27,6 +27,7 @@ from draft_service.tracing import DraftTracer
 from specdecode import __version__, models, tokenizer
 from specdecode.config import DraftSettings, load_settings
 from specdecode.cores import cores_id
+from specdecode.errors import SpecdecodeError
 from specdecode.lm.memory import choose_device, choose_num_blocks
 from specdecode.lm.model import load_model
 from specdecode.lm.runner import PagedLM
@@ -146,7 +147,11 @@ async def start(settings: DraftSettings) -> Running:
     servicer = DraftServicer(loop, offer.info, server.draining, settings.max_message_bytes, costs)
     pb_grpc.add_DraftServiceServicer_to_server(servicer, server.grpc)
     port = await server.start(settings.host, settings.port)
-    meters = Meters(settings, loop.families)
+    try:
+        meters = Meters(settings, loop.families)
+    except SpecdecodeError:
+        await server.drain(None)
+        raise
     on_main_thread(loop.run)
     ended = asyncio.wrap_future(loop.ended)
     server.set_serving()
@@ -165,7 +170,7 @@ def _stop(loop: DraftLoop, tracing: Tracing | None, meters: Meters) -> None:
 def main() -> int:
     """Runs the service; the exit code."""
     settings = load_settings(DraftSettings, sys.argv[1:])
-    configure_logging("draft", settings.log_level)
+    configure_logging("draft", settings.log_level, settings.log_format)
     return run_until_signalled(partial(start, settings), settings.drain_seconds)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
@@ -12,14 +11,12 @@ from typing import Any
 from router.drafts import DraftDesk
 from router.estimates import EstimatesFile
 from router.figures import FigureBook
-from router.metrics import RouterMetrics
+from router.observing import Observed, Observer
 from router.policy_settings import PolicySettings
 from router.replicas import DraftLink, Link, Listener, TargetLink
 from router.request import Choice, Request
-from router.request_span import end_span
 from router.rounds import Placed, ReplicaLoop, Withdrawn
 from router.text import Tokenizer
-from router.tracing import RequestTrace, TraceRules
 from router.validation import ModelLimits, resolve
 from specdecode import __version__
 from specdecode.config import RouterSettings
@@ -35,7 +32,7 @@ from specdecode.figures import Figures
 from specdecode.requests import GenerateRequest, Piece, ReplicaStatus, RouterStatus
 from specdecode.telemetry import Tracing
 from specdecode.telemetry.meters import Meters, within
-from specdecode.telemetry.metrics import Family, Sample, counter
+from specdecode.telemetry.metrics import Family
 
 logger = logging.getLogger(__name__)
 
@@ -62,9 +59,6 @@ class Router:
         on_availability: Callable[[bool], None],
         tracing: Tracing | None = None,
     ) -> None:
-        self._tracing = tracing
-        self._trace_rules = TraceRules.of(settings)
-        self._metrics = RouterMetrics()
         self._settings = settings
         self._tokenizer = tokenizer
         self._on_availability = on_availability
@@ -74,6 +68,7 @@ class Router:
         self._homes: dict[Choice, ReplicaLoop] = {}
         self._homeless: dict[Choice, asyncio.TimerHandle] = {}
         self._drafts = DraftDesk(tokenizer.vocab_size)
+        self._observer = Observer(settings, tracing, self._draft_model)
         self._policy = PolicySettings.of(settings)
         self._estimates = EstimatesFile(settings.estimates_file)
         self._loops = [self._build_loop(address) for address in settings.targets]
@@ -155,8 +150,7 @@ class Router:
         self._estimates.save()
         if self.meters is not None:
             await asyncio.to_thread(self.meters.close)
-        if self._tracing is not None:
-            await asyncio.to_thread(self._tracing.close)
+        await self._observer.close()
 
     # Requests
 
@@ -176,17 +170,15 @@ class Router:
             message = f"{self._num_requests} requests run, as many as may"
             raise ResourceExhaustedError(message, retry_after=_RETRY_SECONDS)
         self._num_requests += 1
-        trace, request = self._begin_trace(asked, traceparent), None
-        began, has_said = time.monotonic(), False
+        observed = self._observer.begin(asked, traceparent)
+        request: Request | None = None
         refusal: SpecdecodeError | None = None
         try:
-            request = await self._admit(asked, deadline, traceparent, trace)
+            request = await self._admit(asked, deadline, traceparent, observed)
             try:
                 self._place(request.choices)
                 async for piece in request.pieces():
-                    if not has_said:
-                        has_said = True
-                        self._said_first(trace, began)
+                    observed.said()
                     yield piece
             finally:
                 self._withdraw(request)
@@ -195,18 +187,10 @@ class Router:
             raise
         finally:
             self._num_requests -= 1
-            told = None if trace is None else trace.told
-            self._metrics.ended(request, time.monotonic() - began, told)
-            if trace is not None:
-                end_span(trace, asked, self._settings.model, request, refusal)
-
-    def _said_first(self, trace: RequestTrace | None, began: float) -> None:
-        if trace is not None:
-            trace.said()
-        self._metrics.said_first(time.monotonic() - began, None if trace is None else trace.told)
+            observed.ended(request, refusal)
 
     async def _admit(
-        self, asked: GenerateRequest, deadline: float | None, traceparent: str, trace: RequestTrace | None
+        self, asked: GenerateRequest, deadline: float | None, traceparent: str, observed: Observed
     ) -> Request:
         """The request, checked and counted among those that run."""
         self._check_model(asked.model)
@@ -218,16 +202,14 @@ class Router:
             deadline,
             traceparent,
             self._piece_pause,
-            trace,
-            self._metrics,
+            observed,
         )
         self._requests.add(request)
         return request
 
-    def _begin_trace(self, asked: GenerateRequest, traceparent: str) -> RequestTrace | None:
-        if self._tracing is None:
-            return None
-        return RequestTrace.begin(self._tracing, self._trace_rules, traceparent, asked.trace_detail)
+    def _draft_model(self) -> str:
+        link = self._drafts.link
+        return link.info.name if link is not None and link.info is not None else ""
 
     def _piece_pause(self) -> float:
         """Seconds between two pieces of a request: writing more of them would take the models' cores."""
@@ -340,12 +322,7 @@ class Router:
 
         `specdecode.telemetry.exposition.render` makes text of it.
         """
-        families = self._metrics.families(self.figures(), self.status())
-        if self._tracing is not None:
-            spans = (("sent", self._tracing.num_sent), ("dropped", self._tracing.num_dropped))
-            samples = (Sample(count, {"state": state}) for state, count in spans)
-            families.append(counter("specdecode_trace_spans", "Spans for the collector", *samples))
-        return families
+        return self._observer.families(self.figures(), self.status())
 
     def _status(self, link: Link[Any, Any], num_sequences: int) -> ReplicaStatus:
         load = link.load if isinstance(link, TargetLink) else None

@@ -13,6 +13,7 @@ import torch
 
 from specdecode import __version__, models, tokenizer
 from specdecode.config import TargetSettings, load_settings
+from specdecode.errors import SpecdecodeError
 from specdecode.lm.memory import choose_device, choose_num_blocks
 from specdecode.lm.model import load_model
 from specdecode.lm.runner import PagedLM
@@ -105,7 +106,11 @@ async def start(settings: TargetSettings) -> Running:
     servicer = TargetServicer(loop, replica.info, server.draining, settings.max_message_bytes)
     pb_grpc.add_TargetServiceServicer_to_server(servicer, server.grpc)
     port = await server.start(settings.host, settings.port)
-    meters = Meters(settings, lambda: engine.counts.families(engine.load, engine.costs))
+    try:
+        meters = Meters(settings, lambda: engine.counts.families(engine.load, engine.costs))
+    except SpecdecodeError:
+        await server.drain(None)
+        raise
     running = on_main_thread(loop.run)
     server.set_serving()
     info = replica.info
@@ -128,7 +133,7 @@ def _stop(loop: EngineLoop, tracing: Tracing | None, meters: Meters) -> None:
 def main() -> int:
     """Runs the service; the exit code."""
     settings = load_settings(TargetSettings, sys.argv[1:])
-    configure_logging("target", settings.log_level)
+    configure_logging("target", settings.log_level, settings.log_format)
     return run_until_signalled(partial(start, settings), settings.drain_seconds)
 
 

@@ -19,6 +19,7 @@ from specdecode.cli import (
     planning,
     show,
     simulate,
+    stats,
     up,
 )
 from specdecode.cli.flags import bundled
@@ -71,5 +72,6 @@ app.command(context_settings=simulate.PASSED_ON)(simulate.simulate)
 app.command()(bundled(calibrate.calibrate, "SPECDECODE_CALIBRATE_"))
 app.command()(bundled(distill.distill, "SPECDECODE_DISTILL_"))
 app.command()(bundled(operate.figures))
+app.command()(stats.stats)
 app.add_typer(operate.policy, name="policy")
 app.add_typer(models.app, name="models")
