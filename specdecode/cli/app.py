@@ -9,6 +9,7 @@ from typer.core import TyperGroup
 
 from specdecode import __version__
 from specdecode.cli import (
+    audit,
     calibrate,
     chat,
     demo,
@@ -73,5 +74,6 @@ app.command()(bundled(calibrate.calibrate, "SPECDECODE_CALIBRATE_"))
 app.command()(bundled(distill.distill, "SPECDECODE_DISTILL_"))
 app.command()(bundled(operate.figures))
 app.command()(stats.stats)
+app.command()(audit.audit)
 app.add_typer(operate.policy, name="policy")
 app.add_typer(models.app, name="models")
