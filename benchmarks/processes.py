@@ -10,11 +10,11 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
-from types import FrameType
+from types import FrameType, MappingProxyType
 from typing import Any, Never
 
 import grpc
@@ -35,7 +35,14 @@ class ProcessFailedError(Exception):
 class Process:
     """A running Python module; its stderr goes to a file of its own."""
 
-    def __init__(self, name: str, arguments: Sequence[str], logs: Path, threads: int) -> None:
+    def __init__(
+        self,
+        name: str,
+        arguments: Sequence[str],
+        logs: Path,
+        threads: int,
+        environment: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         self.name = name
         self._log = logs / f"{name}.log"
         with self._log.open("wb") as log:
@@ -43,7 +50,7 @@ class Process:
             self.popen = subprocess.Popen(
                 [sys.executable, "-m", *arguments],
                 cwd=ROOT,
-                env=_environment(threads),
+                env={**_environment(threads), **environment},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -119,6 +126,7 @@ class Services:
             "router": [
                 *("router", "--port", str(router_port), "--model", model),
                 *("--targets", target, "--draft", draft, "--estimates-path", "none"),
+                *("--http-port", "none"),
             ],
         }
         addresses = {"target": target, "draft": draft, "router": self.address}

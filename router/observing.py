@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from router.metrics import RouterMetrics, outcome
 from router.recorder import Recorder, RoundTimes
@@ -45,9 +46,18 @@ class Observer:
         self.metrics = RouterMetrics()
         self.recorder = None if settings.record_path is None else Recorder(settings)
 
-    def begin(self, asked: GenerateRequest, traceparent: str) -> Observed:
-        """Notes a request that has come, in the client's trace ("": none)."""
-        return Observed(self, asked, traceparent)
+    @contextmanager
+    def watch(self, asked: GenerateRequest, traceparent: str) -> Iterator[Observed]:
+        """Around all that is done for a request; an error that comes out of it is its refusal."""
+        observed = Observed(self, asked, traceparent)
+        refusal: SpecdecodeError | None = None
+        try:
+            yield observed
+        except SpecdecodeError as error:
+            refusal = error
+            raise
+        finally:
+            observed.ended(refusal)
 
     def families(self, figures: Sequence[Figures], status: RouterStatus) -> list[Family]:
         """What is told to whoever collects metrics."""
@@ -71,6 +81,7 @@ class Observed:
 
     Attributes:
         trace: None where nothing is traced.
+        request: what runs; None before, and for one that is refused.
     """
 
     def __init__(self, observer: Observer, asked: GenerateRequest, traceparent: str) -> None:
@@ -78,6 +89,7 @@ class Observed:
         self.trace: RequestTrace | None = None
         if tracing is not None:
             self.trace = RequestTrace.begin(tracing, observer.rules, traceparent, asked.trace_detail)
+        self.request: Request | None = None
         self._observer = observer
         self._asked = asked
         self._times = None if observer.recorder is None else RoundTimes()
@@ -103,9 +115,9 @@ class Observed:
         if self.trace is not None:
             self.trace.said(self._first_said)
 
-    def ended(self, request: Request | None, refusal: SpecdecodeError | None) -> None:
-        """The request has ended, or was refused: then there is none."""
-        observer, seconds = self._observer, time.monotonic() - self._began
+    def ended(self, refusal: SpecdecodeError | None) -> None:
+        """The request has ended, or was refused."""
+        observer, request, seconds = self._observer, self.request, time.monotonic() - self._began
         observer.metrics.ended(request, seconds, self._context)
         if self.trace is not None:
             end_span(self.trace, self._asked, observer.model, request, refusal)

@@ -27,7 +27,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Seque
 from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Never, TypeVar
+from typing import Any, Never, Protocol, TypeVar
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -76,14 +76,22 @@ def server_options(max_message_bytes: int) -> list[tuple[str, int]]:
 
 def connect(address: str, max_message_bytes: int) -> grpc.aio.Channel:
     """A channel of its own connection to `address` (host:port), with the servers' limits and keepalive."""
-    options = [
+    return grpc.aio.insecure_channel(address, options=_channel_options(max_message_bytes))
+
+
+def connect_sync(address: str, max_message_bytes: int) -> grpc.Channel:
+    """As `connect`, for programs without an event loop."""
+    return grpc.insecure_channel(address, options=_channel_options(max_message_bytes))
+
+
+def _channel_options(max_message_bytes: int) -> list[tuple[str, int]]:
+    return [
         *_common_options(max_message_bytes),
         ("grpc.use_local_subchannel_pool", 1),
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.min_reconnect_backoff_ms", 1_000),
         ("grpc.max_reconnect_backoff_ms", 2_000),
     ]
-    return grpc.aio.insecure_channel(address, options=options)
 
 
 class Server:
@@ -191,7 +199,7 @@ async def aborting(context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator
         await abort(context, InternalError("internal error; the service's log has the details"))
 
 
-def error_from_rpc(error: grpc.aio.AioRpcError) -> SpecdecodeError:
+def error_from_rpc(error: grpc.aio.AioRpcError | grpc.Call) -> SpecdecodeError:
     """What the other side meant, with its details; errors of gRPC itself have none and go by their code."""
     code: int = error.code().value[0]
     for key, value in error.trailing_metadata() or ():
@@ -214,12 +222,20 @@ async def _nothing() -> None:
     return None
 
 
+class Drains(Protocol):
+    """A server beside the gRPC one."""
+
+    async def drain(self, grace: float | None) -> None:
+        """As `Server.drain`."""
+
+
 @dataclass(frozen=True)
 class Running:
     """A started service.
 
     Attributes:
         server: drained on the first signal.
+        beside: drained with it.
         on_stopped: awaited after the last call has ended; stops the engine and closes channels.
         watched: a task the service can't live without, such as its engine loop: when it ends before a signal,
             the service drains and exits with 1.
@@ -228,6 +244,11 @@ class Running:
     server: Server
     on_stopped: Callable[[], Awaitable[None]] = _nothing
     watched: asyncio.Future[Any] | None = None
+    beside: tuple[Drains, ...] = ()
+
+    async def drain(self, grace: float | None) -> None:
+        """Refuses new calls everywhere, and gives running ones `grace` seconds (None: ends them)."""
+        await asyncio.gather(*(server.drain(grace) for server in (self.server, *self.beside)))
 
 
 def run_until_signalled(start: Callable[[], Coroutine[Any, Any, Running]], drain_seconds: float) -> int:
@@ -350,8 +371,8 @@ async def _stop(running: Running, second: asyncio.Event, drain_seconds: float) -
         error = None if watched.cancelled() else watched.exception()
         logger.error("the service failed and stops", exc_info=error)
     logger.info("draining: running calls have %g s to finish; a second signal ends them now", drain_seconds)
-    if await first_of(running.server.drain(drain_seconds), second.wait()) == 1:
-        await running.server.drain(None)
+    if await first_of(running.drain(drain_seconds), second.wait()) == 1:
+        await running.drain(None)
     await running.on_stopped()
     logger.info("stopped")
 
@@ -368,6 +389,7 @@ _QUIET = (
     "huggingface_hub",
     "transformers",
     "urllib3",
+    "uvicorn",
 )
 
 

@@ -1,0 +1,20 @@
+"""How threads that compute on processor cores wait for work."""
+
+from __future__ import annotations
+
+import os
+
+SPINS = 10_000
+"""Looks for work before a thread leaves its core."""
+
+
+def wait_briefly() -> None:
+    """Has idle threads of a forward leave their cores soon; call it before anything imports torch.
+
+    They look for work in a loop that keeps the core busy, which is right between two products of one
+    forward. By default they go on for milliseconds after it (300,000 looks), while draft, target and router
+    take turns on the same cores: a round of four drafts took half as long again (docs/performance.md).
+    GOMP_SPINCOUNT and OMP_WAIT_POLICY of whoever starts the process win.
+    """
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", str(SPINS))
