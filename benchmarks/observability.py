@@ -1,8 +1,8 @@
 """`make bench-observability`: what tracing costs, in throughput and in requests' times, with speculation on.
 
 Three ways in turn, on the same prompts: services that trace nothing; services that trace, asked in a trace
-that is not sampled; the same, asked in one that is, with a span for each round. The collector takes everything
-and looks at nothing, so that its work is not counted.
+that is not sampled; the same, asked in one that is, with a span for each round. The collector takes all and
+looks at nothing, so that its work is not counted.
 """
 
 from __future__ import annotations
