@@ -6,6 +6,7 @@
 #   make protos            regenerate the stubs in specdecode/v1
 #   make bench-NAME        run benchmarks/NAME.py, which writes docs/results/NAME.json and a picture
 #   make bars              print every bar of every result that does not hold
+#   make test-tracing-ui   a trace in arize-phoenix behind a rotel collector, and a picture of it
 #   make test-mutations    break the code on purpose and name the test that notices
 #   make test-chaos        kill replicas at random under load; CHAOS_ARGS="--kills 30" for longer
 #   make clean             remove .venv and what tools left behind
@@ -25,7 +26,7 @@ MODELS := smollm2-135m-instruct smollm2-135m-instruct-draft
 PROTOS := $(wildcard protos/specdecode/v1/*.proto)
 INPUTS := constraints.txt pyproject.toml
 
-.PHONY: demo test lint format protos bars test-mutations test-chaos models clean
+.PHONY: demo test test-tracing-ui lint format protos bars test-mutations test-chaos models clean
 .DELETE_ON_ERROR:
 
 demo: .venv/.installed-run
@@ -39,6 +40,15 @@ test-mutations: .venv/.installed-dev models
 
 test-chaos: .venv/.installed-dev
 	$(BIN)/python -m tests.chaos $(CHAOS_ARGS)
+
+# 600 MB of their own, which nothing else needs.
+.venv-tracing-ui/.installed: tests/tracing_ui/requirements.txt
+	$(PYTHON) -m venv .venv-tracing-ui
+	.venv-tracing-ui/bin/python -m pip --disable-pip-version-check --quiet install $(PIP_ARGS) -r $<
+	@touch $@
+
+test-tracing-ui: .venv/.installed-dev .venv-tracing-ui/.installed models
+	$(BIN)/python -m tests.tracing_ui --environment .venv-tracing-ui
 
 lint: .venv/.installed-dev
 	$(BIN)/ruff check .

@@ -119,6 +119,7 @@ class Services:
         threads: int,
         draft_options: Sequence[str] = (),
         http: bool = False,
+        router_options: Sequence[str] = (),
     ) -> None:
         target_port, draft_port, router_port, http_port = _free_ports(4)
         self.http_address = f"127.0.0.1:{http_port}" if http else ""
@@ -130,6 +131,7 @@ class Services:
                 *("router", "--port", str(router_port), "--model", model),
                 *("--targets", target, "--draft", draft, "--estimates-path", "none"),
                 *("--http-port", str(http_port) if http else "none"),
+                *router_options,
             ],
         }
         addresses = {"target": target, "draft": draft, "router": self.address}

@@ -13,6 +13,7 @@ from router.router import Router
 from router.text import Tokenizer
 from specdecode import models
 from specdecode.config import RouterSettings, load_settings
+from specdecode.errors import SpecdecodeError
 from specdecode.serving import Running, Server, configure_logging, run_until_signalled
 from specdecode.telemetry import start_tracing
 
@@ -32,7 +33,11 @@ async def start(settings: RouterSettings) -> Running:
     server = Server([SERVICE_NAME], settings.max_message_bytes)
     health = _Health(server)
     tracing = start_tracing(settings)
-    router = Router(settings, tokenizer, health.set, tracing)
+    try:
+        router = Router(settings, tokenizer, health.set, tracing)
+    except SpecdecodeError:
+        await server.drain(None)
+        raise
     RouterFront(router).register(server.grpc)
     port = await server.start(settings.host, settings.port)
     beside: tuple[HttpServer, ...] = ()
@@ -85,7 +90,7 @@ class _Health:
 def main() -> int:
     """Runs the service; the exit code."""
     settings = load_settings(RouterSettings, sys.argv[1:])
-    configure_logging("router", settings.log_level)
+    configure_logging("router", settings.log_level, settings.log_format)
     return run_until_signalled(partial(start, settings), settings.drain_seconds)
 
 

@@ -14,7 +14,6 @@ from router.drafts import DraftDesk
 from router.estimates import EstimatesFile
 from router.figures import FigureBook
 from router.homes import Homes
-from router.metrics import RouterMetrics
 from router.observing import Observed, Observer
 from router.policy_settings import PolicySettings
 from router.replicas import DraftLink, Link, Listener, TargetLink
@@ -38,7 +37,7 @@ from specdecode.figures import Figures
 from specdecode.requests import GenerateRequest, Piece, ReplicaStatus, RouterStatus
 from specdecode.telemetry import Tracing
 from specdecode.telemetry.meters import Meters, within
-from specdecode.telemetry.metrics import Family, Sample, counter
+from specdecode.telemetry.metrics import Family
 from specdecode.types import DrafterKind, ModelInfo
 
 logger = logging.getLogger(__name__)
@@ -66,9 +65,6 @@ class Router:
         on_availability: Callable[[bool], None],
         tracing: Tracing | None = None,
     ) -> None:
-        self._tracing = tracing
-        self._metrics = RouterMetrics()
-        self._observer = Observer(settings, tracing, self._metrics)
         self._settings = settings
         self._tokenizer = tokenizer
         self._on_availability = on_availability
@@ -79,6 +75,7 @@ class Router:
         self._homes: dict[Choice, ReplicaLoop] = {}
         self._homeless: dict[Choice, asyncio.TimerHandle] = {}
         self._drafts = DraftDesk(tokenizer.vocab_size)
+        self._observer = Observer(settings, tracing, self._draft_model)
         self._policy = PolicySettings.of(settings)
         self._estimates = EstimatesFile(settings.estimates_file)
         self._crew = Crew()
@@ -159,8 +156,7 @@ class Router:
         self._estimates.save()
         if self.meters is not None:
             await asyncio.to_thread(self.meters.close)
-        if self._tracing is not None:
-            await asyncio.to_thread(self._tracing.close)
+        await self._observer.close()
 
     # Requests
 
@@ -237,8 +233,7 @@ class Router:
             deadline,
             traceparent,
             self._piece_pause,
-            observed.trace,
-            self._metrics,
+            observed,
         )
         self._requests.add(request)
         try:
@@ -248,6 +243,10 @@ class Router:
                 yield piece
         finally:
             self._withdraw(request)
+
+    def _draft_model(self) -> str:
+        link = self._drafts.link
+        return link.info.name if link is not None and link.info is not None else ""
 
     def _piece_pause(self) -> float:
         """Seconds between two pieces of a request: writing more of them would take the models' cores."""
@@ -398,12 +397,7 @@ class Router:
 
         `specdecode.telemetry.exposition.render` makes text of it.
         """
-        families = self._metrics.families(self.figures(), self.status())
-        if self._tracing is not None:
-            spans = (("sent", self._tracing.num_sent), ("dropped", self._tracing.num_dropped))
-            samples = (Sample(count, {"state": state}) for state, count in spans)
-            families.append(counter("specdecode_trace_spans", "Spans for the collector", *samples))
-        return families
+        return self._observer.families(self.figures(), self.status())
 
     def _status(self, link: Link[Any, Any], num_sequences: int) -> ReplicaStatus:
         load = link.load if isinstance(link, TargetLink) else None

@@ -9,6 +9,7 @@ from typer.core import TyperGroup
 
 from specdecode import __version__
 from specdecode.cli import (
+    audit,
     calibrate,
     chat,
     demo,
@@ -20,6 +21,7 @@ from specdecode.cli import (
     scale,
     show,
     simulate,
+    stats,
     up,
 )
 from specdecode.cli.flags import bundled
@@ -73,5 +75,7 @@ app.command()(bundled(calibrate.calibrate, "SPECDECODE_CALIBRATE_"))
 app.command()(bundled(distill.distill, "SPECDECODE_DISTILL_"))
 app.command()(bundled(operate.figures))
 app.command()(scale.scale)
+app.command()(stats.stats)
+app.command()(audit.audit)
 app.add_typer(operate.policy, name="policy")
 app.add_typer(models.app, name="models")
