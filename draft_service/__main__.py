@@ -128,7 +128,7 @@ def warm_up(drafter: ModelDrafter) -> None:
 
 async def start(settings: DraftSettings) -> Running:
     """Loads, warms up and calibrates what is offered, then listens and serves."""
-    server = Server([SERVICE_NAME], settings.max_message_bytes)
+    server = Server([SERVICE_NAME], settings.max_message_bytes, settings.exposure)
     offer = await on_main_thread(partial(build_offer, settings))
     limits = (settings.max_sequences, settings.calibration, settings.calibration_seconds)
     stopped = threading.Event()

@@ -27,7 +27,7 @@ async def start(settings: RouterSettings) -> Running:
         SpecdecodeError: the model has no usable tokenizer, or a replica has another vocabulary.
     """
     tokenizer = await asyncio.to_thread(lambda: Tokenizer(models.resolve(settings.model)))
-    server = Server([SERVICE_NAME], settings.max_message_bytes)
+    server = Server([SERVICE_NAME], settings.max_message_bytes, settings.exposure)
     health = _Health(server)
     router = Router(settings, tokenizer, health.set)
     RouterFront(router).register(server.grpc)

@@ -69,13 +69,13 @@ class Router:
         loop = ReplicaLoop(self._drafts, self._policy, self._estimates.estimates, self._place_elsewhere)
         listener = loop.listener(on_up=self._on_target_up, on_down=self._on_target_down)
         limit = self._settings.max_message_bytes
-        loop.link = TargetLink(address, limit, self._tokenizer.fingerprint, listener)
+        loop.link = TargetLink(address, limit, self._tokenizer.fingerprint, listener, self._settings.mesh)
         return loop
 
     def _build_draft_link(self, address: str) -> DraftLink:
         listener = Listener(lambda: None, self._drafts.take, self._drafts.lose)
         limit = self._settings.max_message_bytes
-        return DraftLink(address, limit, self._tokenizer.fingerprint, listener)
+        return DraftLink(address, limit, self._tokenizer.fingerprint, listener, self._settings.mesh)
 
     @property
     def _links(self) -> Sequence[TargetLink]:

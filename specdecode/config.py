@@ -36,6 +36,7 @@ from pydantic_settings import (
 from specdecode import __version__
 from specdecode.cache import cache_root
 from specdecode.errors import FieldViolation, InvalidArgumentError
+from specdecode.tls import ClientTls, Exposure, ServerTls
 from specdecode.types import MAX_DRAFT_TOKENS
 
 CONFIG_VARIABLE = "SPECDECODE_CONFIG"
@@ -76,6 +77,12 @@ def _check_address(address: str) -> str:
     return address
 
 
+def _check_names(names: tuple[str, ...]) -> tuple[str, ...]:
+    if not all(names):
+        raise ValueError("a name is empty")
+    return names
+
+
 def _check_distinct(addresses: tuple[str, ...]) -> tuple[str, ...]:
     if len(set(addresses)) < len(addresses):
         raise ValueError("one address stands twice")
@@ -87,6 +94,7 @@ OptionalInt = Annotated[int | None, BeforeValidator(_absent)]
 OptionalStr = Annotated[str | None, BeforeValidator(_absent)]
 Address = Annotated[str, AfterValidator(_check_address)]
 OptionalAddress = Annotated[Address | None, BeforeValidator(_absent)]
+Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split), AfterValidator(_check_names)]
 Addresses = Annotated[tuple[Address, ...], NoDecode, BeforeValidator(_split), AfterValidator(_check_distinct)]
 
 
@@ -129,6 +137,41 @@ class ServiceSettings(BaseSettings):
     drain_seconds: float = _real(30.0, "grace for running requests after SIGTERM", "seconds", 0, 3600)
     max_message_bytes: ByteSize = _size(16 * MIB, "largest message sent or received", 64 * 1024, GIB)
     log_level: LogLevel = _option("info", "least severe records that are logged")
+    max_streams: int = _count(2048, "calls at once on one connection; more wait", "calls", 1, 2**20)
+    reflection: bool = _option(True, "let anybody list the methods")
+    tls_cert: OptionalStr = _option(None, "PEM file of the certificate to listen with; none: no TLS")
+    tls_key: OptionalStr = _option(None, "PEM file of its private key")
+    tls_client_ca: OptionalStr = _option(
+        None, "PEM file of authorities that callers' certificates must be signed by; none asks for none"
+    )
+    tls_client_names: Names = _option(
+        (), "names in certificates of those who may call; without any all that the authority signed may"
+    )
+    health_port: OptionalInt = _option(
+        None,
+        "plaintext TCP port of health alone, for probes without a certificate, 0 for any free one",
+        "0 to 65535, or none",
+        ge=0,
+        le=65535,
+    )
+
+    @property
+    def exposure(self) -> Exposure:
+        """What the server shows, and to whom."""
+        tls = None
+        if self.tls_cert is not None and self.tls_key is not None:
+            tls = ServerTls(self.tls_cert, self.tls_key, self.tls_client_ca, self.tls_client_names)
+        return Exposure(tls, self.reflection, self.health_port, self.max_streams)
+
+    @model_validator(mode="after")
+    def _check_tls(self) -> Self:
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("tls_cert and tls_key belong together: set both, or none")
+        if self.tls_client_ca is not None and self.tls_cert is None:
+            raise ValueError("tls_client_ca needs tls_cert and tls_key")
+        if self.tls_client_names and self.tls_client_ca is None:
+            raise ValueError("tls_client_names needs tls_client_ca: names are believed when it signed them")
+        return self
 
     @classmethod
     def settings_customise_sources(
@@ -272,6 +315,30 @@ class RouterSettings(ServiceSettings):
     max_requests: int = _count(1024, "requests at once; more are refused", "requests", 1, 2**20)
     max_prompt_bytes: ByteSize = _size(4 * MIB, "largest prompt", 1024, GIB)
     failover_seconds: float = _real(30.0, "how long a request waits for a target replica", "seconds", 0, 3600)
+
+    mesh_ca: OptionalStr = _option(
+        None, "PEM file of the authority of targets' and the draft's certificates; none: no TLS to them"
+    )
+    mesh_cert: OptionalStr = _option(None, "PEM file of the certificate that they are shown")
+    mesh_key: OptionalStr = _option(None, "PEM file of its private key")
+    mesh_name: OptionalStr = _option(
+        None, "name expected in their certificates; none takes the host of each address"
+    )
+
+    @property
+    def mesh(self) -> ClientTls | None:
+        """How targets and the draft service are called; None: in plaintext."""
+        if self.mesh_ca is None:
+            return None
+        return ClientTls(self.mesh_ca, self.mesh_cert, self.mesh_key, self.mesh_name)
+
+    @model_validator(mode="after")
+    def _check_mesh(self) -> Self:
+        if (self.mesh_cert is None) != (self.mesh_key is None):
+            raise ValueError("mesh_cert and mesh_key belong together: set both, or none")
+        if self.mesh_ca is None and (self.mesh_cert is not None or self.mesh_name is not None):
+            raise ValueError("mesh_cert, mesh_key and mesh_name need mesh_ca")
+        return self
 
     @property
     def estimates_file(self) -> Path | None:

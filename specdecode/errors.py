@@ -34,6 +34,9 @@ class Reason(StrEnum):
     DEADLINE = "DEADLINE"
     CANCELLED = "CANCELLED"
     ENGINE_FAILED = "ENGINE_FAILED"
+    API_KEY_MISSING = "API_KEY_MISSING"
+    API_KEY_INVALID = "API_KEY_INVALID"
+    NOT_ALLOWED = "NOT_ALLOWED"
 
 
 @dataclass(frozen=True)
@@ -116,6 +119,20 @@ class DeadlineExceededError(SpecdecodeError):
 
     code = grpc.StatusCode.DEADLINE_EXCEEDED
     default_reason = Reason.DEADLINE
+
+
+class UnauthenticatedError(SpecdecodeError):
+    """The caller has not shown who it is."""
+
+    code = grpc.StatusCode.UNAUTHENTICATED
+    default_reason = Reason.API_KEY_INVALID
+
+
+class PermissionDeniedError(SpecdecodeError):
+    """It is known who calls, and they may not do this."""
+
+    code = grpc.StatusCode.PERMISSION_DENIED
+    default_reason = Reason.NOT_ALLOWED
 
 
 class CancelledError(SpecdecodeError):

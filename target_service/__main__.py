@@ -80,7 +80,7 @@ def warm_up(engine: Engine) -> None:
 
 async def start(settings: TargetSettings) -> Running:
     """Loads, warms up and calibrates the model, then listens and serves."""
-    server = Server([SERVICE_NAME], settings.max_message_bytes)
+    server = Server([SERVICE_NAME], settings.max_message_bytes, settings.exposure)
     replica = await on_main_thread(partial(build_replica, settings))
     mode, seconds = settings.calibration, settings.calibration_seconds
     stopped = threading.Event()

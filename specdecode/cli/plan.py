@@ -98,6 +98,10 @@ def plan(flags: StackFlags) -> list[Service]:
         reader.read(DraftSettings),
         reader.read(RouterSettings),
     )
+    for settings in (target, draft, router):
+        if settings is not None and settings.exposure.tls is not None and not settings.health_port:
+            needed = "a fixed port is needed with tls_cert: health is asked in plaintext"
+            reader.violations.append(FieldViolation(f"{settings.section} health_port", needed))
     if reader.violations or target is None or draft is None or router is None:
         raise _bad_parameter(reader.violations)
     ports = _Ports()
@@ -123,8 +127,10 @@ def _service(settings: ServiceSettings, flags: StackFlags, address: str, joint: 
     overrides = {**joint, "port": address.rsplit(":", 1)[1]}
     argv = _argv(type(settings), flags, overrides)
     module = settings.program.split()[-1]
+    host, _ = address.rsplit(":", 1)
+    health = address if settings.exposure.tls is None else f"{host}:{settings.health_port}"
     optional = isinstance(settings, DraftSettings)
-    return Service(settings.section, module, argv, address, settings.drain_seconds, optional)
+    return Service(settings.section, module, argv, address, health, settings.drain_seconds, optional)
 
 
 def _argv(cls: type[ServiceSettings], flags: StackFlags, overrides: dict[str, str]) -> tuple[str, ...]:
