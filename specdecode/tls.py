@@ -211,7 +211,7 @@ def channel_options(tls: ClientTls) -> list[tuple[str, str]]:
 # Who calls
 
 
-class NamedCallers(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+class NamedCallers(grpc.aio.ServerInterceptor):
     """Refuses calls whose certificate has none of `names`; where only the authority counts, TLS itself does.
 
     Args:

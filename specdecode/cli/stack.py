@@ -44,6 +44,7 @@ class Service:
         health: host:port at which its health is told in plaintext.
         drain_seconds: its own grace after SIGTERM.
         optional: whether the others go on without it.
+        url: where it answers HTTP; "" if it does not.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Service:
     health: str
     drain_seconds: float
     optional: bool = False
+    url: str = ""
 
 
 class Child:
