@@ -152,9 +152,11 @@ class DraftDesk:
         link: set once before anything else; None if no draft service is configured.
         num_invalid: answers that could not be what was asked for.
         clock: what drafting really takes.
+        is_trusted: whether q is believed to be what drafts were sampled from, which no check can see.
     """
 
-    def __init__(self, vocab_size: int) -> None:
+    def __init__(self, vocab_size: int, is_trusted: bool = True) -> None:
+        self.is_trusted = is_trusted
         self.link: DraftLink | None = None
         self.num_invalid = 0
         self.clock = DraftClock()

@@ -36,7 +36,8 @@ from pydantic_settings import (
 from specdecode import __version__
 from specdecode.cache import cache_root
 from specdecode.errors import FieldViolation, InvalidArgumentError
-from specdecode.tls import ClientTls, Exposure, ServerTls
+from specdecode.requests import MAX_CHOICES, MAX_LOGPROBS, MAX_STOPS
+from specdecode.tls import ClientTls, Exposure, ServerTls, is_private
 from specdecode.types import MAX_DRAFT_TOKENS
 
 CONFIG_VARIABLE = "SPECDECODE_CONFIG"
@@ -138,7 +139,9 @@ class ServiceSettings(BaseSettings):
     drain_seconds: float = _real(30.0, "grace for running requests after SIGTERM", "seconds", 0, 3600)
     max_message_bytes: ByteSize = _size(16 * MIB, "largest message sent or received", 64 * 1024, GIB)
     log_level: LogLevel = _option("info", "least severe records that are logged")
-    max_streams: int = _count(2048, "calls at once on one connection; more wait", "calls", 1, 2**20)
+    max_streams: int = _count(
+        Exposure.max_streams, "calls at once on one connection; more wait", "calls", 1, 2**20
+    )
     reflection: bool = _option(True, "let anybody list the methods")
     tls_cert: OptionalStr = _option(None, "PEM file of the certificate to listen with; none: no TLS")
     tls_key: OptionalStr = _option(None, "PEM file of its private key")
@@ -294,6 +297,10 @@ class RouterSettings(ServiceSettings):
     draft: OptionalAddress = _option(
         f"127.0.0.1:{DRAFT_PORT}", "draft service; none never speculates", "one host:port, or none"
     )
+    trust_draft: Literal["auto", "on", "off"] = _option(
+        "auto",
+        "believe q as the draft sends it; auto: of a draft with a mesh certificate or a private address",
+    )
     drafter: Literal["auto", "ngram", "suffix", "model"] = _option(
         "auto", "drafter of requests that name none; with auto all that are offered compete"
     )
@@ -321,6 +328,31 @@ class RouterSettings(ServiceSettings):
         0.006, "how long a client's text gathers, for each open request; 0.4 seconds at most", "seconds", 0, 1
     )
     max_requests: int = _count(1024, "requests at once; more are refused", "requests", 1, 2**20)
+    max_running: int = _count(
+        256, "choices on one target at once; more wait here, in fair turns", "choices", 1, 2**16
+    )
+    max_waiting_tokens: int = _count(
+        2**22, "prompt tokens of requests that wait; more are refused", "tokens", 1, 2**40
+    )
+    max_prompt_tokens: OptionalInt = _count(
+        None, "longest prompt; none: what the context holds", "tokens", 1, 2**24
+    )
+    max_output_tokens: OptionalInt = _count(
+        None, "longest output; none: what the context holds", "tokens", 1, 2**24
+    )
+    max_choices: int = _count(MAX_CHOICES, "choices of one request", "choices", 1, MAX_CHOICES)
+    max_stops: int = _count(MAX_STOPS, "stop strings of one request", "strings", 0, MAX_STOPS)
+    max_logprobs: int = _count(MAX_LOGPROBS, "logprobs beside each token", "logprobs", 0, MAX_LOGPROBS)
+    keys_path: OptionalStr = _option(None, "file of API keys (specdecode keys); none asks for none")
+    partition_caches: bool = _option(
+        True, "with keys: prefix cache and suffix memory of each tenant are its own"
+    )
+    park_seconds: float = _real(
+        2.0, "how long a text that its client does not read keeps its KV", "seconds", 0.01, 3600
+    )
+    stuck_seconds: float = _real(
+        60.0, "how long a client may read nothing before its request is ended", "seconds", 0.1, 86400
+    )
     max_prompt_bytes: ByteSize = _size(4 * MIB, "largest prompt", 1024, GIB)
     failover_seconds: float = _real(30.0, "how long a request waits for a target replica", "seconds", 0, 3600)
 
@@ -347,6 +379,18 @@ class RouterSettings(ServiceSettings):
         if self.mesh_ca is None and (self.mesh_cert is not None or self.mesh_name is not None):
             raise ValueError("mesh_cert, mesh_key and mesh_name need mesh_ca")
         return self
+
+    @property
+    def believes_draft(self) -> bool:
+        """Whether the draft service is the operator's own, or said to be."""
+        if self.trust_draft != "auto" or self.draft is None:
+            return self.trust_draft != "off"
+        return self.mesh_ca is not None or is_private(self.draft)
+
+    @property
+    def keys_file(self) -> Path | None:
+        """Of the API keys; None: none are used."""
+        return None if self.keys_path is None else Path(self.keys_path)
 
     @property
     def estimates_file(self) -> Path | None:

@@ -71,7 +71,7 @@ def _common_options(max_message_bytes: int) -> list[tuple[str, int]]:
     ]
 
 
-def server_options(max_message_bytes: int, max_streams: int) -> list[tuple[str, int]]:
+def server_options(max_message_bytes: int, max_streams: int = Exposure.max_streams) -> list[tuple[str, int]]:
     """Options of every server; `max_message_bytes` bounds a message in either direction."""
     return [
         *_common_options(max_message_bytes),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import logging
 import os
 import ssl
@@ -206,6 +207,18 @@ def channel_credentials(tls: ClientTls) -> grpc.ChannelCredentials:
 def channel_options(tls: ClientTls) -> list[tuple[str, str]]:
     """Options of a channel beside its credentials."""
     return [] if tls.server_name is None else [("grpc.ssl_target_name_override", tls.server_name)]
+
+
+_PRIVATE_DOMAINS = ("localhost", "local", "internal", "svc", "lan", "home.arpa")
+
+
+def is_private(address: str) -> bool:
+    """Whether host:port names something that is not on the public internet, as far as the name tells."""
+    host = address.removeprefix("dns:///").rpartition(":")[0].strip("[]").lower().rstrip(".")
+    try:
+        return not ipaddress.ip_address(host).is_global
+    except ValueError:
+        return "." not in host or host.endswith(tuple(f".{domain}" for domain in _PRIVATE_DOMAINS))
 
 
 # Who calls

@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
+from router.access import Caller
 from router.http.asking import Asked
 from router.http.errors import in_clients_words
 from router.router import Router
@@ -19,20 +20,20 @@ Said = tuple[int, Piece]
 """A choice's index, counted through all prompts, and a piece of it."""
 
 
-async def resolve(router: Router, asked: Asked) -> list[ResolvedRequest]:
+async def resolve(router: Router, asked: Asked, caller: Caller) -> list[ResolvedRequest]:
     """All prompts' requests; nothing is started before all of them are known to be good.
 
     Raises:
         SpecdecodeError: one of them is refused; fields are called what the body calls them.
     """
     try:
-        return [await router.resolve(request) for request in asked.requests]
+        return [await router.resolve(request, caller) for request in asked.requests]
     except SpecdecodeError as error:
         raise in_clients_words(error, asked.names) from None
 
 
 async def generate(
-    router: Router, requests: Sequence[ResolvedRequest], traceparent: str
+    router: Router, requests: Sequence[ResolvedRequest], traceparent: str, caller: Caller
 ) -> AsyncGenerator[Said, None]:
     """Pieces of all choices. Closing it frees all that they hold.
 
@@ -40,9 +41,9 @@ async def generate(
         SpecdecodeError: a choice failed: there is no way to answer the others alone.
     """
     if len(requests) == 1:
-        source: AsyncGenerator[Said, None] = _run(router, requests[0], 0, traceparent)
+        source: AsyncGenerator[Said, None] = _run(router, requests[0], 0, traceparent, caller)
     else:
-        source = _run_all(router, requests, traceparent)
+        source = _run_all(router, requests, traceparent, caller)
     async with aclosing(source) as pieces:
         async for index, piece in pieces:
             if piece.error is None:
@@ -54,15 +55,15 @@ async def generate(
 
 
 async def _run(
-    router: Router, request: ResolvedRequest, first: int, traceparent: str
+    router: Router, request: ResolvedRequest, first: int, traceparent: str, caller: Caller
 ) -> AsyncGenerator[Said, None]:
-    async with aclosing(router.run(request, traceparent=traceparent)) as pieces:
+    async with aclosing(router.run(request, traceparent=traceparent, caller=caller)) as pieces:
         async for piece in pieces:
             yield first + piece.choice, piece
 
 
 async def _run_all(
-    router: Router, requests: Sequence[ResolvedRequest], traceparent: str
+    router: Router, requests: Sequence[ResolvedRequest], traceparent: str, caller: Caller
 ) -> AsyncGenerator[Said, None]:
     """Each prompt is a request of its own to the router; they run side by side."""
     # No room: whoever lags holds all of them up, as it does with one.
@@ -71,7 +72,8 @@ async def _run_all(
     async def listen(index: int, request: ResolvedRequest) -> None:
         end: Exception | None = None
         try:
-            async with aclosing(_run(router, request, index * request.n, traceparent)) as pieces:
+            source = _run(router, request, index * request.n, traceparent, caller)
+            async with aclosing(source) as pieces:
                 async for entry in pieces:
                     await said.put(entry)
         except Exception as error:  # noqa: BLE001 - raised again where it is waited for

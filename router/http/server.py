@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import uvicorn
 
+from router.access import Access
 from router.http.app import build_app
 from router.http.front import HttpFront
 from router.router import Router
@@ -50,13 +51,15 @@ class HttpServer:
         self.serving = asyncio.create_task(self._server.serve([listener]))
 
     @classmethod
-    def start(cls, router: Router, tokenizer: Tokenizer, settings: RouterSettings, port: int) -> HttpServer:
+    def start(
+        cls, router: Router, access: Access, tokenizer: Tokenizer, settings: RouterSettings, port: int
+    ) -> HttpServer:
         """Listens on `port`, a free one for 0.
 
         Raises:
             InvalidArgumentError: the address can't be listened on.
         """
-        return cls(HttpFront(router, tokenizer, settings), _listen(settings.host, port))
+        return cls(HttpFront(router, access, tokenizer, settings), _listen(settings.host, port))
 
     async def drain(self, grace: float | None) -> None:
         """Refuses new requests and gives running ones `grace` seconds (None: ends them); then tells them."""

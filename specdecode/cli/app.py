@@ -14,6 +14,7 @@ from specdecode.cli import (
     demo,
     distill,
     generate,
+    keys,
     models,
     operate,
     planning,
@@ -73,3 +74,4 @@ app.command()(bundled(distill.distill, "SPECDECODE_DISTILL_"))
 app.command()(bundled(operate.figures))
 app.add_typer(operate.policy, name="policy")
 app.add_typer(models.app, name="models")
+app.add_typer(keys.app, name="keys")

@@ -197,9 +197,9 @@ class ConnectionFlags:
     tls_name: Annotated[
         str | None,
         typer.Option(
-            help="TLS: name expected in the router's certificate (default: the address's host)",
+            help="TLS: name expected in the router's certificate",
             metavar="NAME",
-            show_default=False,
+            show_default="the address's host",
         ),
     ] = None
 
