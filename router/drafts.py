@@ -18,7 +18,13 @@ from router.reasons import DecisionReason, DrafterState
 from router.replicas import DraftLink
 from router.request import Choice
 from specdecode.cost_tables import DraftCosts
-from specdecode.errors import InternalError, InvalidArgumentError, SpecdecodeError, UnavailableError
+from specdecode.errors import (
+    InternalError,
+    InvalidArgumentError,
+    Reason,
+    SpecdecodeError,
+    UnavailableError,
+)
 from specdecode.types import (
     Draft,
     DrafterKind,
@@ -305,6 +311,10 @@ class DraftDesk:
     def _answer(self, seat: DraftSeat, draft: Draft) -> DraftAnswer:
         if draft.error is not None:
             logger.info("no draft for %s: %s", seat.choice.request.id, draft.error.message)
+            # What `replicas` makes of a message that does not hang together.
+            self.num_invalid += draft.error.reason is Reason.INVALID_ARGUMENT and isinstance(
+                draft.error, InternalError
+            )
             self._close_at_service(seat)
             seat.take_break()
             if isinstance(draft.error, InvalidArgumentError):

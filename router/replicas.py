@@ -320,4 +320,5 @@ def _draft_from_proto(message: Any) -> Draft:
     try:
         return draft_from_proto(message)
     except InvalidArgumentError as error:
-        return Draft(message.sequence, message.committed_length, error=InternalError(error.message))
+        refusal = InternalError(error.message, reason=Reason.INVALID_ARGUMENT)
+        return Draft(message.sequence, message.committed_length, error=refusal)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import struct
 from typing import Any
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
@@ -131,7 +132,8 @@ class Maker:
         return self.rng.choice((0, 1, 2, 3, 5, 8, 40)) if self.rng.random() < 0.97 else 2000
 
     def _value(self, field: Any) -> Any:
-        if self.rng.random() < _PLAIN and (plain := self._plain(field.name)) is not None:
+        is_number = field.type not in (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYTES)
+        if is_number and self.rng.random() < _PLAIN and (plain := self._plain(field.name)) is not None:
             return plain
         match field.type:
             case FieldDescriptor.TYPE_BOOL:
@@ -141,11 +143,20 @@ class Maker:
             case FieldDescriptor.TYPE_STRING:
                 return self.rng.choice(_TEXTS)
             case FieldDescriptor.TYPE_BYTES:
-                return self.rng.randbytes(self.rng.choice((0, 1, 4, 16, 300)))
+                return self._packed(field.name)
             case FieldDescriptor.TYPE_ENUM:
                 return self.rng.choice([*(value.number for value in field.enum_type.values), 99, -1])
         low, high = _RANGES[field.type]
         return self.rng.choice([value for value in _INTEGERS if low <= value <= high])
+
+    def _packed(self, name: str) -> bytes:
+        """Bytes; arrays of numbers where that is what they should be, mostly."""
+        if name not in ("sizes", "token_ids", "probs") or self.rng.random() > _PLAIN:
+            return self.rng.randbytes(self.rng.choice((0, 1, 4, 16, 300)))
+        count = self.rng.randrange(5)
+        if name == "probs":
+            return struct.pack(f"<{count}f", *(self.rng.choice((0.5, 1.0, 0.25, 0.0)) for _ in range(count)))
+        return struct.pack(f"<{count}i", *(self._plain(name) for _ in range(count)))
 
     def _plain(self, name: str) -> Any:
         """A value that could be meant by a field of this name, small enough that orders meet one another."""
