@@ -7,9 +7,10 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from specdecode import wire
-from specdecode.errors import SpecdecodeError
+from specdecode.errors import InvalidArgumentError, SpecdecodeError
 from specdecode.serving import aborting
 from specdecode.types import ModelInfo, StepFrame
 from specdecode.v1 import target_service_pb2 as pb
@@ -91,6 +92,8 @@ class TargetServicer(pb_grpc.TargetServiceServicer):  # type: ignore[misc]
             async for request in requests:
                 self._loop.submit(stream, wire.decode_frame_from_proto(request))
             outbox.end()
+        except DecodeError:
+            outbox.end(InvalidArgumentError.of("request", "is no DecodeRequest"))
         except SpecdecodeError as error:
             outbox.end(error)
 

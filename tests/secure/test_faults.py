@@ -15,6 +15,7 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 
 from specdecode.wire import piece_from_proto
@@ -179,7 +180,7 @@ async def text_of(services: Services, request: Any) -> tuple[list[int], int]:
 
 async def rest_of(call: Any, answer: Answer) -> list[int]:
     """All ids of a text that has begun, to its end."""
-    async for message in call:
+    while (message := await call.read()) is not grpc.aio.EOF:
         answer.hear(piece_from_proto(message))
     return answer.ids
 
