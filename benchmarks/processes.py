@@ -117,6 +117,7 @@ class Services:
         logs: Path,
         threads: int,
         draft_options: Sequence[str] = (),
+        router_options: Sequence[str] = (),
     ) -> None:
         target_port, draft_port, router_port = _free_ports(3)
         target, draft, self.address = (f"127.0.0.1:{p}" for p in (target_port, draft_port, router_port))
@@ -126,7 +127,7 @@ class Services:
             "router": [
                 *("router", "--port", str(router_port), "--model", model),
                 *("--targets", target, "--draft", draft, "--estimates-path", "none"),
-                *("--http-port", "none"),
+                *("--http-port", "none", *router_options),
             ],
         }
         addresses = {"target": target, "draft": draft, "router": self.address}
