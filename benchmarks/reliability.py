@@ -2,7 +2,7 @@
 
 First as many clients as there are slots, each with its next request at once: that is capacity. Then requests
 at random moments, ten times as many as were served then; nobody waits for anybody. Compared are the time
-between tokens of those who were admitted, and the tokens that were served; of the refused, how soon they knew.
+between tokens of those who were admitted and the tokens served; of the refused, how soon they knew.
 """
 
 from __future__ import annotations

@@ -23,6 +23,7 @@ from draft_service.ngram_index import MatchChoice, NgramOptions
 from draft_service.service import SERVICE_NAME, DraftServicer
 from draft_service.suffix import SuffixDrafter
 from draft_service.suffix_index import SuffixOptions
+from draft_service.tracing import DraftTracer
 from specdecode import __version__, models, tokenizer
 from specdecode.config import DraftSettings, load_settings
 from specdecode.cores import cores_id
@@ -30,6 +31,8 @@ from specdecode.lm.memory import choose_device, choose_num_blocks
 from specdecode.lm.model import load_model
 from specdecode.lm.runner import PagedLM
 from specdecode.serving import Running, Server, configure_logging, on_main_thread, run_until_signalled
+from specdecode.telemetry import Tracing, start_tracing
+from specdecode.telemetry.meters import Meters
 from specdecode.types import DrafterKind, Method, ModelInfo, OpenDraft, Propose, SamplingParams
 from specdecode.v1 import draft_service_pb2_grpc as pb_grpc
 
@@ -136,16 +139,27 @@ async def start(settings: DraftSettings) -> Running:
         costs = await on_main_thread(partial(calibrate, offer.drafters, *limits, stopped.is_set))
     finally:
         stopped.set()  # a signal that cancels the start ends measuring, too
-    loop = DraftLoop(offer.drafters, settings.max_sequences)
+    tracing = start_tracing(settings)
+    loop = DraftLoop(
+        offer.drafters, settings.max_sequences, None if tracing is None else DraftTracer(tracing)
+    )
     servicer = DraftServicer(loop, offer.info, server.draining, settings.max_message_bytes, costs)
     pb_grpc.add_DraftServiceServicer_to_server(servicer, server.grpc)
     port = await server.start(settings.host, settings.port)
+    meters = Meters(settings, loop.families)
     on_main_thread(loop.run)
     ended = asyncio.wrap_future(loop.ended)
     server.set_serving()
     kinds = " and ".join(kind.value for kind in offer.drafters)
     logger.info("serving drafts by %s (model %s) on %s:%d", kinds, offer.info.name, settings.host, port)
-    return Running(server, on_stopped=partial(asyncio.to_thread, loop.stop), watched=ended)
+    return Running(server, on_stopped=partial(asyncio.to_thread, _stop, loop, tracing, meters), watched=ended)
+
+
+def _stop(loop: DraftLoop, tracing: Tracing | None, meters: Meters) -> None:
+    loop.stop()
+    meters.close()
+    if tracing is not None:
+        tracing.close()
 
 
 def main() -> int:

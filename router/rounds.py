@@ -269,7 +269,7 @@ class ReplicaLoop:
         if answer.failure is None:
             self._drafts.recovered(seat.choice, answer.drafter)
             self._orders.verifies.append(
-                Verify(seat.sequence, draft.committed_length, draft.token_ids, draft.q)
+                Verify(seat.sequence, draft.committed_length, draft.token_ids, draft.q, seat.span_id)
             )
             # The target forgets its lease over drafts.
             seat.phase, seat.lease_end = Phase.ORDERED, 0
@@ -322,7 +322,7 @@ class ReplicaLoop:
     def _move(self, seat: Seat, counts: bool) -> None:
         self._unseat(seat, close=False)
         if counts:
-            seat.choice.moved()
+            seat.choice.moved(self.link.address)
         self._place_elsewhere(seat.choice)
 
     def _unseat(self, seat: Seat, close: bool) -> None:
@@ -400,7 +400,7 @@ class ReplicaLoop:
 
     def _carry_out(self, seat: Seat, decision: Decision) -> None:
         seat.decided(decision)
-        if decision.num_lease_tokens > seat.lease_ahead:
+        if decision.num_lease_tokens > max(seat.lease_ahead, 0):
             # A lease that runs is never shortened: its end may be reached before the order is.
             self._lease(seat, decision.num_lease_tokens, decision.reason)
         if decision.looks_up is not None:
@@ -413,7 +413,10 @@ class ReplicaLoop:
         seat.phase, seat.drafter, seat.reason = Phase.DRAFTING, decision.drafter, decision.reason
         seat.num_asked = decision.num_draft_tokens
         self._deadlines[seat] = self._now + self.policy.draft_deadline_seconds
-        self._drafts.ask(seat.choice, decision.drafter, decision.num_draft_tokens, self._take_answers)
+        span_id = seat.trace_round(self.link.address)
+        self._drafts.ask(
+            seat.choice, decision.drafter, decision.num_draft_tokens, self._take_answers, span_id
+        )
 
     def _take_answers(self, answers: list[DraftAnswer]) -> None:
         self.put(Drafted(answers))
@@ -425,7 +428,8 @@ class ReplicaLoop:
         self, seat: Seat, num_tokens: int, reason: DecisionReason, asked: DrafterKind | None = None
     ) -> None:
         """`asked`: who was asked for drafts in this round, in vain."""
-        self._orders.leases.append(Lease(seat.sequence, len(seat.choice.tokens), num_tokens))
+        span_id = seat.trace_lease(num_tokens, reason, self.link.address)
+        self._orders.leases.append(Lease(seat.sequence, len(seat.choice.tokens), num_tokens, span_id))
         seat.lease_size, seat.num_asked = num_tokens, 0
         seat.lease_end = len(seat.choice.tokens) + num_tokens
         seat.phase, seat.drafter, seat.reason = Phase.ORDERED, asked, reason

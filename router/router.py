@@ -16,6 +16,8 @@ from router.drafts import DraftDesk
 from router.estimates import EstimatesFile
 from router.figures import FigureBook
 from router.metering import Meter
+from router.metrics import RouterMetrics
+from router.observing import Observed, Observer
 from router.policy_settings import PolicySettings
 from router.replicas import DraftLink, Link, Listener, TargetLink
 from router.request import Choice, Request
@@ -30,10 +32,14 @@ from specdecode.errors import (
     NotFoundError,
     Reason,
     ResourceExhaustedError,
+    SpecdecodeError,
     UnavailableError,
 )
 from specdecode.figures import Figures
 from specdecode.requests import GenerateRequest, Piece, ReplicaStatus, RouterStatus
+from specdecode.telemetry import Tracing
+from specdecode.telemetry.meters import Meters, within
+from specdecode.telemetry.metrics import Family, Sample, counter
 from specdecode.types import DrafterKind, ModelInfo
 
 logger = logging.getLogger(__name__)
@@ -51,11 +57,19 @@ class Router:
         settings: operator's settings.
         tokenizer: of the model that the targets serve.
         on_availability: told whether a target can be used, whenever that changes.
+        tracing: where spans go, closed by `stop`; None: nowhere.
     """
 
     def __init__(
-        self, settings: RouterSettings, tokenizer: Tokenizer, on_availability: Callable[[bool], None]
+        self,
+        settings: RouterSettings,
+        tokenizer: Tokenizer,
+        on_availability: Callable[[bool], None],
+        tracing: Tracing | None = None,
     ) -> None:
+        self._tracing = tracing
+        self._metrics = RouterMetrics()
+        self._observer = Observer(settings, tracing, self._metrics)
         self._settings = settings
         self._tokenizer = tokenizer
         self._on_availability = on_availability
@@ -75,6 +89,7 @@ class Router:
         if settings.draft is not None:
             self._drafts.link = self._build_draft_link(settings.draft)
         self._tasks: list[asyncio.Task[None]] = []
+        self.meters: Meters | None = None
 
     def _build_loop(self, address: str) -> ReplicaLoop:
         loop = ReplicaLoop(
@@ -123,6 +138,7 @@ class Router:
         runs = [*(link.run() for link in links), *(loop.run() for loop in self._loops)]
         runs.append(self._estimates.run())
         self._tasks = [asyncio.create_task(run) for run in runs]
+        self.meters = Meters(self._settings, within(asyncio.get_running_loop(), self.families))
         contacts = [link.first_contact for link in self._links]
         done, _ = await asyncio.wait(contacts, return_when=asyncio.FIRST_COMPLETED)
         for contact in done:
@@ -152,6 +168,10 @@ class Router:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._estimates.save()
+        if self.meters is not None:
+            await asyncio.to_thread(self.meters.close)
+        if self._tracing is not None:
+            await asyncio.to_thread(self._tracing.close)
 
     # Requests
 
@@ -172,23 +192,30 @@ class Router:
         Raises:
             SpecdecodeError: the request is refused; nothing was started.
         """
-        with self._admitted(caller):
+        with self._observer.watch(asked, traceparent) as observed, self._admitted(caller):
             resolved = await self._resolve(asked, caller)
-            async with aclosing(self._run(resolved, deadline, traceparent, caller)) as pieces:
+            async with aclosing(self._run(resolved, deadline, traceparent, caller, observed)) as pieces:
                 async for piece in pieces:
                     yield piece
 
-    async def resolve(self, asked: GenerateRequest, caller: Caller = ANYONE) -> ResolvedRequest:
+    async def resolve(
+        self, asked: GenerateRequest, traceparent: str = "", caller: Caller = ANYONE
+    ) -> ResolvedRequest:
         """What `run` takes; nothing is started.
 
         Raises:
             SpecdecodeError: the request is refused.
         """
-        with self._admitted(caller):
-            return await self._resolve(asked, caller)
+        try:
+            with self._admitted(caller):
+                return await self._resolve(asked, caller)
+        except SpecdecodeError:
+            with self._observer.watch(asked, traceparent):
+                raise
 
     async def run(
         self,
+        asked: GenerateRequest,
         resolved: ResolvedRequest,
         deadline: float | None = None,
         traceparent: str = "",
@@ -199,8 +226,8 @@ class Router:
         Raises:
             ResourceExhaustedError: as many requests run as may.
         """
-        with self._admitted(caller):
-            async with aclosing(self._run(resolved, deadline, traceparent, caller)) as pieces:
+        with self._observer.watch(asked, traceparent) as observed, self._admitted(caller):
+            async with aclosing(self._run(resolved, deadline, traceparent, caller, observed)) as pieces:
                 async for piece in pieces:
                     yield piece
 
@@ -223,7 +250,12 @@ class Router:
         return replace(resolved, cache_salt=caller.salt(resolved.cache_salt))
 
     async def _run(
-        self, resolved: ResolvedRequest, deadline: float | None, traceparent: str, caller: Caller
+        self,
+        resolved: ResolvedRequest,
+        deadline: float | None,
+        traceparent: str,
+        caller: Caller,
+        observed: Observed,
     ) -> AsyncGenerator[Piece, None]:
         """Pieces of a request, from its turn on."""
         num_prompt_tokens = len(resolved.prompt_token_ids)
@@ -231,7 +263,7 @@ class Router:
         with self._meter.counted(caller):
             async with (
                 self._admission.turn(ticket),
-                aclosing(self._pieces(resolved, deadline, traceparent)) as pieces,
+                aclosing(self._pieces(resolved, deadline, traceparent, observed)) as pieces,
             ):
                 self._meter.used(caller, num_prompt_tokens)
                 async for piece in pieces:
@@ -240,15 +272,23 @@ class Router:
                     yield piece
 
     async def _pieces(
-        self, resolved: ResolvedRequest, deadline: float | None, traceparent: str
+        self, resolved: ResolvedRequest, deadline: float | None, traceparent: str, observed: Observed
     ) -> AsyncGenerator[Piece, None]:
-        request = Request(
-            uuid.uuid4().hex, resolved, self._tokenizer, deadline, traceparent, self._piece_pause
+        request = observed.request = Request(
+            uuid.uuid4().hex,
+            resolved,
+            self._tokenizer,
+            deadline,
+            traceparent,
+            self._piece_pause,
+            observed.trace,
+            self._metrics,
         )
         self._requests.add(request)
         try:
             self._place(request.choices)
             async for piece in request.pieces():
+                observed.said()
                 yield piece
         finally:
             self._withdraw(request)
@@ -399,6 +439,18 @@ class Router:
         """What GetFigures tells: all rounds since the start, running requests' included."""
         running = [choice.figures for request in self._requests for choice in request.choices]
         return self._figures.figures(running)
+
+    def families(self) -> list[Family]:
+        """What is told to whoever collects metrics; to be called within the event loop.
+
+        `specdecode.telemetry.exposition.render` makes text of it.
+        """
+        families = self._metrics.families(self.figures(), self.status())
+        if self._tracing is not None:
+            spans = (("sent", self._tracing.num_sent), ("dropped", self._tracing.num_dropped))
+            samples = (Sample(count, {"state": state}) for state, count in spans)
+            families.append(counter("specdecode_trace_spans", "Spans for the collector", *samples))
+        return families
 
     def _status(self, link: Link[Any, Any], num_sequences: int) -> ReplicaStatus:
         load = link.load if isinstance(link, TargetLink) else None

@@ -85,6 +85,12 @@ def _check_names(names: tuple[str, ...]) -> tuple[str, ...]:
     return names
 
 
+def _check_endpoint(endpoint: str | None) -> str | None:
+    if endpoint is not None:
+        _check_address(re.sub("^https?://", "", endpoint))
+    return endpoint
+
+
 def _check_distinct(addresses: tuple[str, ...]) -> tuple[str, ...]:
     if len(set(addresses)) < len(addresses):
         raise ValueError("one address stands twice")
@@ -97,6 +103,7 @@ OptionalStr = Annotated[str | None, BeforeValidator(_absent)]
 Address = Annotated[str, AfterValidator(_check_address)]
 OptionalAddress = Annotated[Address | None, BeforeValidator(_absent)]
 Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split), AfterValidator(_check_names)]
+OptionalEndpoint = Annotated[str | None, AfterValidator(_check_endpoint), BeforeValidator(_absent)]
 Addresses = Annotated[tuple[Address, ...], NoDecode, BeforeValidator(_split), AfterValidator(_check_distinct)]
 
 
@@ -157,6 +164,16 @@ class ServiceSettings(BaseSettings):
         "0 to 65535, or none",
         ge=0,
         le=65535,
+    )
+
+    otlp_endpoint: OptionalEndpoint = _option(
+        None, "collector that gets traces by OTLP over gRPC; none traces nothing", "host:port or URL, or none"
+    )
+    otlp_metrics_seconds: float = _real(
+        0.0, "how often the collector gets metrics as well; 0: never", "seconds", 0, 3600
+    )
+    metrics_port: OptionalInt = _count(
+        None, "TCP port that Prometheus scrapes, 0 for any free one; none has none", "or none", 0, 65535
     )
 
     @property
@@ -355,6 +372,14 @@ class RouterSettings(ServiceSettings):
     )
     max_prompt_bytes: ByteSize = _size(4 * MIB, "largest prompt", 1024, GIB)
     failover_seconds: float = _real(30.0, "how long a request waits for a target replica", "seconds", 0, 3600)
+    trace_detail: Literal["rounds", "events", "request"] = _option(
+        "rounds",
+        "what a trace tells of requests that do not say: rounds as spans, as events, or neither",
+    )
+    trace_ratio: float = _real(1.0, "share of the requests outside a trace that are traced", "", 0, 1)
+    trace_slow_seconds: float = _real(
+        30.0, "requests that take longer are traced in any case, as those that fail", "seconds", 0, 86400
+    )
 
     mesh_ca: OptionalStr = _option(
         None, "PEM file of the authority of targets' and the draft's certificates; none: no TLS to them"

@@ -66,6 +66,17 @@ class Tier(Enum):
     """Latency does not matter: drafts only where they raise the throughput of all."""
 
 
+class TraceDetail(Enum):
+    """How much of a request its trace tells, if it is sampled."""
+
+    ROUNDS = "rounds"
+    """A span for each round, with spans of the services below it."""
+    EVENTS = "events"
+    """One span, with an event for each round."""
+    REQUEST = "request"
+    """One span."""
+
+
 @dataclass(frozen=True)
 class TextPrompt:
     """Tokenised as is, with the tokenizer's own special tokens."""
@@ -187,6 +198,8 @@ class GenerateRequest:
     include_rounds: bool = False
     cache_salt: bytes = b""
     include_report: bool = False
+    trace_detail: TraceDetail | None = None
+    """None: as the router is configured."""
 
 
 @dataclass(frozen=True)

@@ -89,17 +89,29 @@ def connect(address: str, max_message_bytes: int, tls: ClientTls | None = None) 
     Raises:
         InvalidArgumentError: certificates can't be read.
     """
-    options = [
+    options = _channel_options(max_message_bytes, tls)
+    if tls is None:
+        return grpc.aio.insecure_channel(address, options=options)
+    return grpc.aio.secure_channel(address, channel_credentials(tls), options=options)
+
+
+def connect_sync(address: str, max_message_bytes: int, tls: ClientTls | None = None) -> grpc.Channel:
+    """As `connect`, for programs without an event loop."""
+    options = _channel_options(max_message_bytes, tls)
+    if tls is None:
+        return grpc.insecure_channel(address, options=options)
+    return grpc.secure_channel(address, channel_credentials(tls), options=options)
+
+
+def _channel_options(max_message_bytes: int, tls: ClientTls | None) -> list[tuple[str, int | str]]:
+    return [
         *_common_options(max_message_bytes),
         ("grpc.use_local_subchannel_pool", 1),
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.min_reconnect_backoff_ms", 1_000),
         ("grpc.max_reconnect_backoff_ms", 2_000),
+        *([] if tls is None else channel_options(tls)),
     ]
-    if tls is None:
-        return grpc.aio.insecure_channel(address, options=options)
-    secured = [*options, *channel_options(tls)]
-    return grpc.aio.secure_channel(address, channel_credentials(tls), options=secured)
 
 
 class Server:
@@ -245,7 +257,7 @@ async def aborting(context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator
         await abort(context, InternalError("internal error; the service's log has the details"))
 
 
-def error_from_rpc(error: grpc.aio.AioRpcError) -> SpecdecodeError:
+def error_from_rpc(error: grpc.aio.AioRpcError | grpc.Call) -> SpecdecodeError:
     """What the other side meant, with its details; errors of gRPC itself have none and go by their code."""
     code: int = error.code().value[0]
     for key, value in error.trailing_metadata() or ():

@@ -112,6 +112,7 @@ def router_requests() -> st.SearchStrategy[requests.GenerateRequest]:
         st.booleans(),
         st.binary(max_size=8),
         st.booleans(),
+        st.none() | st.sampled_from(requests.TraceDetail),
     )
 
 
@@ -174,7 +175,7 @@ def open_drafts(draw: st.DrawFn) -> types.OpenDraft:
 def verifies(draw: st.DrawFn) -> types.Verify:
     drafted = draw(token_ids)
     q = draw(st.none() | distributions(len(drafted)))
-    return types.Verify(draw(uint64), draw(uint32), drafted, q)
+    return types.Verify(draw(uint64), draw(uint32), drafted, q, draw(uint64))
 
 
 @st.composite
@@ -213,7 +214,7 @@ def step_results(draw: st.DrawFn) -> types.StepResult:
     )
 
 
-leases = st.builds(types.Lease, uint64, uint32, uint32)
+leases = st.builds(types.Lease, uint64, uint32, uint32, uint64)
 loads = st.builds(
     types.LoadSnapshot,
     *(uint32, uint32, uint32, uint32, uint64, uint32, uint32, float32),
@@ -264,7 +265,8 @@ model_infos = st.builds(
 replica_statuses = st.builds(
     requests.ReplicaStatus, text, st.booleans(), st.none() | model_infos, st.none() | loads, uint32
 )
-proposes = st.builds(types.Propose, uint64, uint32, token_ids, st.integers(0, types.MAX_DRAFT_TOKENS))
+drafts_asked = st.integers(0, types.MAX_DRAFT_TOKENS)
+proposes = st.builds(types.Propose, uint64, uint32, token_ids, drafts_asked, uint64)
 usages = st.builds(types.Usage, *[uint32] * len(dataclasses.fields(types.Usage)))
 round_records = st.builds(
     types.RoundRecord,

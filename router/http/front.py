@@ -74,11 +74,11 @@ class HttpFront:
     async def _generate(self, request: Request, asked: Asked, kind: type[Shape]) -> Response:
         caller: Caller = request.state.caller
         presence = Presence(request.receive, self.ending)
-        resolved = await presence.during(resolve(self._router, asked, caller))
+        traceparent = trace_context(request.headers.get("traceparent"))
+        ready = await presence.during(resolve(self._router, asked, traceparent, caller))
         shape = kind(asked, self._tokenizer, self._router.model_name, self._fingerprint)
-        trace = trace_context(request.headers.get("traceparent"))
-        pieces = generate(self._router, resolved, trace, caller)
-        num_choices = sum(entry.n for entry in resolved)
+        pieces = generate(self._router, ready, traceparent, caller)
+        num_choices = sum(entry.resolved.n for entry in ready)
         headers = {IGNORED_HEADER: ", ".join(asked.ignored)} if asked.ignored else {}
         if not asked.stream:
             async with aclosing(pieces):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from router.access import Caller
 from router.http.asking import Asked
@@ -14,26 +14,34 @@ from router.router import Router
 from router.validation import ResolvedRequest
 from specdecode.client import Completion
 from specdecode.errors import SpecdecodeError
-from specdecode.requests import Piece
+from specdecode.requests import GenerateRequest, Piece
 
 Said = tuple[int, Piece]
 """A choice's index, counted through all prompts, and a piece of it."""
 
 
-async def resolve(router: Router, asked: Asked, caller: Caller) -> list[ResolvedRequest]:
+@dataclass(frozen=True)
+class Ready:
+    """A request that was found to be good."""
+
+    asked: GenerateRequest
+    resolved: ResolvedRequest
+
+
+async def resolve(router: Router, asked: Asked, traceparent: str, caller: Caller) -> list[Ready]:
     """All prompts' requests; nothing is started before all of them are known to be good.
 
     Raises:
         SpecdecodeError: one of them is refused; fields are called what the body calls them.
     """
     try:
-        return [await router.resolve(request, caller) for request in asked.requests]
+        return [Ready(entry, await router.resolve(entry, traceparent, caller)) for entry in asked.requests]
     except SpecdecodeError as error:
         raise in_clients_words(error, asked.names) from None
 
 
 async def generate(
-    router: Router, requests: Sequence[ResolvedRequest], traceparent: str, caller: Caller
+    router: Router, requests: Sequence[Ready], traceparent: str, caller: Caller
 ) -> AsyncGenerator[Said, None]:
     """Pieces of all choices. Closing it frees all that they hold.
 
@@ -55,24 +63,25 @@ async def generate(
 
 
 async def _run(
-    router: Router, request: ResolvedRequest, first: int, traceparent: str, caller: Caller
+    router: Router, request: Ready, first: int, traceparent: str, caller: Caller
 ) -> AsyncGenerator[Said, None]:
-    async with aclosing(router.run(request, traceparent=traceparent, caller=caller)) as pieces:
+    run = router.run(request.asked, request.resolved, traceparent=traceparent, caller=caller)
+    async with aclosing(run) as pieces:
         async for piece in pieces:
             yield first + piece.choice, piece
 
 
 async def _run_all(
-    router: Router, requests: Sequence[ResolvedRequest], traceparent: str, caller: Caller
+    router: Router, requests: Sequence[Ready], traceparent: str, caller: Caller
 ) -> AsyncGenerator[Said, None]:
     """Each prompt is a request of its own to the router; they run side by side."""
     # No room: whoever lags holds all of them up, as it does with one.
     said: asyncio.Queue[Said | Exception | None] = asyncio.Queue(maxsize=1)
 
-    async def listen(index: int, request: ResolvedRequest) -> None:
+    async def listen(index: int, request: Ready) -> None:
         end: Exception | None = None
         try:
-            source = _run(router, request, index * request.n, traceparent, caller)
+            source = _run(router, request, index * request.resolved.n, traceparent, caller)
             async with aclosing(source) as pieces:
                 async for entry in pieces:
                     await said.put(entry)

@@ -40,6 +40,7 @@ def _replica(replica: ReplicaStatus) -> dict[str, Any]:
         "address": replica.address,
         "connected": replica.connected,
         "model": None if model is None else model.name,
+        "dtype": None if model is None else model.dtype,
         "drafters": [] if model is None else [kind.value for kind in model.drafters],
         "load": None if replica.load is None else vars(replica.load),
         "num_sequences": replica.num_sequences,

@@ -52,6 +52,7 @@ _SETTINGS = {
     "drafter": _Setting("drafter", (RouterSettings,)),
     "draft_deadline_seconds": _Setting("draft_deadline_seconds", (RouterSettings,)),
     "log_level": _Setting("log_level", (TargetSettings, DraftSettings, RouterSettings)),
+    "otlp_endpoint": _Setting("otlp_endpoint", (TargetSettings, DraftSettings, RouterSettings)),
 }
 
 
@@ -85,6 +86,7 @@ class StackFlags:
     drafter: Annotated[str | None, _setting("drafter", "DRAFTER")] = None
     draft_deadline_seconds: Annotated[str | None, _setting("draft_deadline_seconds", "NUMBER")] = None
     log_level: Annotated[str | None, _setting("log_level", "LEVEL")] = None
+    otlp_endpoint: Annotated[str | None, _setting("otlp_endpoint", "ADDRESS")] = None
     config: ConfigFlag = None
 
 

@@ -21,6 +21,13 @@ class Tier(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     TIER_UNSPECIFIED: _ClassVar[Tier]
     TIER_INTERACTIVE: _ClassVar[Tier]
     TIER_BATCH: _ClassVar[Tier]
+
+class TraceDetail(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    TRACE_DETAIL_UNSPECIFIED: _ClassVar[TraceDetail]
+    TRACE_DETAIL_ROUNDS: _ClassVar[TraceDetail]
+    TRACE_DETAIL_EVENTS: _ClassVar[TraceDetail]
+    TRACE_DETAIL_REQUEST: _ClassVar[TraceDetail]
 SPECULATION_MODE_UNSPECIFIED: SpeculationMode
 SPECULATION_MODE_AUTO: SpeculationMode
 SPECULATION_MODE_ON: SpeculationMode
@@ -28,6 +35,10 @@ SPECULATION_MODE_OFF: SpeculationMode
 TIER_UNSPECIFIED: Tier
 TIER_INTERACTIVE: Tier
 TIER_BATCH: Tier
+TRACE_DETAIL_UNSPECIFIED: TraceDetail
+TRACE_DETAIL_ROUNDS: TraceDetail
+TRACE_DETAIL_EVENTS: TraceDetail
+TRACE_DETAIL_REQUEST: TraceDetail
 
 class ToolCall(_message.Message):
     __slots__ = ("id", "name", "arguments")
@@ -130,7 +141,7 @@ class SpeculationOptions(_message.Message):
     def __init__(self, mode: _Optional[_Union[SpeculationMode, str]] = ..., num_draft_tokens: _Optional[int] = ..., drafter: _Optional[_Union[_types_pb2.DrafterKind, str]] = ..., method: _Optional[_Union[_types_pb2.Method, str]] = ..., min_acceptance: _Optional[float] = ..., tier: _Optional[_Union[Tier, str]] = ..., traffic_class: _Optional[str] = ..., remember_output: _Optional[bool] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("text", "chat", "token_ids", "sampling", "speculation", "n", "model", "include_rounds", "cache_salt", "include_report")
+    __slots__ = ("text", "chat", "token_ids", "sampling", "speculation", "n", "model", "include_rounds", "cache_salt", "include_report", "trace_detail")
     TEXT_FIELD_NUMBER: _ClassVar[int]
     CHAT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -141,6 +152,7 @@ class GenerateRequest(_message.Message):
     INCLUDE_ROUNDS_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     INCLUDE_REPORT_FIELD_NUMBER: _ClassVar[int]
+    TRACE_DETAIL_FIELD_NUMBER: _ClassVar[int]
     text: str
     chat: ChatPrompt
     token_ids: _types_pb2.TokenIds
@@ -151,7 +163,8 @@ class GenerateRequest(_message.Message):
     include_rounds: bool
     cache_salt: bytes
     include_report: bool
-    def __init__(self, text: _Optional[str] = ..., chat: _Optional[_Union[ChatPrompt, _Mapping]] = ..., token_ids: _Optional[_Union[_types_pb2.TokenIds, _Mapping]] = ..., sampling: _Optional[_Union[SamplingOptions, _Mapping]] = ..., speculation: _Optional[_Union[SpeculationOptions, _Mapping]] = ..., n: _Optional[int] = ..., model: _Optional[str] = ..., include_rounds: _Optional[bool] = ..., cache_salt: _Optional[bytes] = ..., include_report: _Optional[bool] = ...) -> None: ...
+    trace_detail: TraceDetail
+    def __init__(self, text: _Optional[str] = ..., chat: _Optional[_Union[ChatPrompt, _Mapping]] = ..., token_ids: _Optional[_Union[_types_pb2.TokenIds, _Mapping]] = ..., sampling: _Optional[_Union[SamplingOptions, _Mapping]] = ..., speculation: _Optional[_Union[SpeculationOptions, _Mapping]] = ..., n: _Optional[int] = ..., model: _Optional[str] = ..., include_rounds: _Optional[bool] = ..., cache_salt: _Optional[bytes] = ..., include_report: _Optional[bool] = ..., trace_detail: _Optional[_Union[TraceDetail, str]] = ...) -> None: ...
 
 class EmittedToken(_message.Message):
     __slots__ = ("token_id", "origin", "logprobs")

@@ -32,6 +32,7 @@ from specdecode.requests import (
     TokenPrompt,
     Tool,
     ToolCall,
+    TraceDetail,
 )
 from specdecode.types import RoundRecord, Usage
 from specdecode.v1 import router_service_pb2 as pb
@@ -56,6 +57,7 @@ from specdecode.wire.status import error_from_proto, error_to_proto
 
 MODES = EnumCodec(SpeculationMode, pb.SpeculationMode, "SPECULATION_MODE")
 TIERS = EnumCodec(Tier, pb.Tier, "TIER")
+TRACE_DETAILS = EnumCodec(TraceDetail, pb.TraceDetail, "TRACE_DETAIL")
 
 _USAGE_FIELDS = tuple(field.name for field in pb.Usage.DESCRIPTOR.fields)
 
@@ -116,6 +118,7 @@ def generate_request_to_proto(request: GenerateRequest) -> pb.GenerateRequest:
         include_rounds=request.include_rounds,
         cache_salt=request.cache_salt,
         include_report=request.include_report,
+        trace_detail=TRACE_DETAILS.to_proto(request.trace_detail),
     )
 
 
@@ -212,6 +215,7 @@ def generate_request_from_proto(message: pb.GenerateRequest) -> GenerateRequest:
         include_rounds=message.include_rounds,
         cache_salt=message.cache_salt,
         include_report=message.include_report,
+        trace_detail=TRACE_DETAILS.optional_from_proto(message.trace_detail, "trace_detail"),
     )
 
 

@@ -16,6 +16,7 @@ from specdecode.cost_tables import DraftCosts, StepCosts
 from specdecode.types import DrafterKind
 from tests.http.browser import CHROMIUM, DRIVER, Browser, browser
 from tests.router.client import PROMPT
+from tests.router.test_clients import Gate, is_plain
 from tests.services import DEADLINE, Services
 
 pytestmark = [
@@ -161,13 +162,15 @@ async def test_it_fits_a_phone_follows_the_scheme_and_names_every_field(services
 
 
 async def test_a_text_can_be_stopped_and_frees_what_it_held(services: Services) -> None:
+    gate = Gate(services.target, is_plain)
+
     def use(page: Browser) -> None:
-        ask(page, **{"max-tokens": 240})
-        page.run("document.getElementById('mode').value = 'off'")
+        ask(page)
         page.click("generate")
-        page.wait_for(lambda: page.text("state") == "" and bool(page.text("text")), "it has begun")
+        asyncio.run(gate.holds())
         page.click("stop")
-        page.wait_for(lambda: page.text("state") != "", "it has ended")
+        page.wait_for(lambda: page.text("state") == "stopped", "it has ended")
+        gate.open()
 
     await visit(services, use)
     await services.all_is_free()

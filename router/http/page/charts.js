@@ -30,7 +30,7 @@ function frame({ x, y, top }, xs, unit, said) {
   }
   for (const share of [0.5, 1]) {
     const value = (top / 1.08) * share;
-    chart.append(svg("text", { x: LEFT - 4, y: y(value) + 4, "text-anchor": "end" }, value.toPrecision(2)));
+    chart.append(svg("text", { x: LEFT - 4, y: y(value) + 4, "text-anchor": "end" }, value.toFixed(value < 10 ? 1 : 0)));
   }
   chart.append(svg("text", { x: 2, y: 10 }, unit));
   return chart;
