@@ -8,6 +8,7 @@
 #   make bars              print every bar of every result that does not hold
 #   make test-mutations    break the code on purpose and name the test that notices
 #   make test-fuzz         messages that nobody means and a storm of cancellations (FUZZ_MESSAGES, STORM_REQUESTS, FUZZ_SEED)
+#   make test-faults       services stopped, cut off and slowed, over network namespaces where they may be made
 #   make soak              three processes under steady load (SOAK_MINUTES)
 #   make audit             bandit, pip-audit, and the list of what is installed (build/sbom.json)
 #   make clean             remove .venv and what tools left behind
@@ -26,7 +27,7 @@ MODELS := smollm2-135m-instruct smollm2-135m-instruct-draft
 PROTOS := $(wildcard protos/specdecode/v1/*.proto)
 INPUTS := constraints.txt pyproject.toml
 
-.PHONY: demo test lint format protos bars test-mutations test-fuzz soak audit models clean
+.PHONY: demo test lint format protos bars test-mutations test-fuzz test-faults soak audit models clean
 .DELETE_ON_ERROR:
 
 demo: .venv/.installed-run
@@ -42,6 +43,10 @@ test-fuzz: export FUZZ_MESSAGES ?= 20000
 test-fuzz: export STORM_REQUESTS ?= 2000
 test-fuzz: .venv/.installed-dev
 	$(BIN)/python -m pytest tests/fuzz $(PYTEST_ARGS)
+
+test-faults: export FAULTS = 1
+test-faults: .venv/.installed-dev
+	$(BIN)/python -m pytest tests/secure/test_faults.py $(PYTEST_ARGS)
 
 soak: export SOAK_MINUTES ?= 4
 soak: .venv/.installed-dev

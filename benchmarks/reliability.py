@@ -32,6 +32,7 @@ from benchmarks.results import QUICK_RESULTS, RESULTS, Bar, begin
 from specdecode.client import RouterClient
 from specdecode.errors import ResourceExhaustedError, SpecdecodeError
 from specdecode.requests import ChatMessage, ChatPrompt, GenerateRequest, SamplingOptions
+from specdecode.types import RoundRecord
 
 FACTOR = 10
 MAX_TOKENS = 48
@@ -114,7 +115,7 @@ class Crowd:
             include_rounds=True,
         )
         began = self._now
-        rounds = []
+        rounds: list[RoundRecord] = []
         try:
             async for piece in self._client.generate(request):
                 rounds += piece.rounds

@@ -19,6 +19,7 @@ import grpc
 import pytest
 
 from specdecode.wire import piece_from_proto
+from target_service.engine import EngineFailedError
 from tests.router.client import MODEL, NGRAM, request_for, speculating
 from tests.services import DEADLINE, Answer, Services, eventually, start_drafts, start_router, start_target
 
@@ -196,6 +197,7 @@ async def drafts_again(services: Services, expected: list[int]) -> None:
     await eventually(drafted, "drafting resumes")
 
 
+@pytest.mark.skipif(not os.environ.get("FAULTS"), reason="takes minutes and privileges: make test-faults")
 async def test_a_wire_that_delays_loses_or_parts_costs_drafts_never_text(model: Path, namespace: str) -> None:
     inside = ("ip", "netns", "exec", namespace)
     options = (f"--host={ADDRESSES[1]}", "--port=0", "--calibration=off", "--ngram-min=1")
@@ -332,3 +334,26 @@ async def test_a_full_disk_costs_what_was_learnt_never_a_request(
         assert len((await services.generate_one(speculating(request_for(max_tokens=9), 3, MODEL))).ids) >= 1
     assert "can't be written" in caplog.text
     assert not path.exists()
+
+
+async def test_an_engine_that_can_run_nothing_ends_and_its_requests_go_on_elsewhere(model: Path) -> None:
+    """As on a device that is lost: each forward fails, also by itself."""
+    request = request_for(temperature=0, max_tokens=120, ignore_eos=True)
+    async with Services.started(model, num_targets=2) as services:
+        expected = (await services.generate_one(request)).ids
+        calls = [services.router.call(request) for _ in range(6)]
+        answers = [Answer() for _ in calls]
+        for call, answer in zip(calls, answers, strict=True):
+            answer.hear(piece_from_proto(await call.read()))
+        lost = services.targets[0]
+        lm: Any = lost.replica.engine.lm
+
+        def fail(chunks: object) -> None:
+            raise RuntimeError("the device is lost")
+
+        lm.forward = fail
+        with pytest.raises(EngineFailedError):
+            await asyncio.wait_for(asyncio.wrap_future(lost.loop.ended), DEADLINE)
+        for call, answer in zip(calls, answers, strict=True):
+            assert await rest_of(call, answer) == expected
+        await services.targets[1].all_is_free()

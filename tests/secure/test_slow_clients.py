@@ -37,7 +37,7 @@ def rooms(model: Path, **settings: Any) -> Any:
     return Services.started(model, model, target={"num_blocks": 256}, draft={"num_blocks": 256}, **settings)
 
 
-@pytest.mark.parametrize(("drafter", "num_draft_tokens"), [(NGRAM, 0), (NGRAM, 4), (MODEL, 3)])
+@pytest.mark.parametrize(("drafter", "num_draft_tokens"), [(NGRAM, 0), (MODEL, 3)])
 async def test_a_text_nobody_reads_gives_its_kv_back_and_goes_on_unchanged_once_it_is_read(
     roomy_model: Path, drafter: int, num_draft_tokens: int
 ) -> None:

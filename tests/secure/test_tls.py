@@ -184,7 +184,6 @@ class TestCallers:
             connect(f"127.0.0.1:{server.port}", MAX_MESSAGE_BYTES, tls) as channel,
         ):
             call = pb_grpc.TargetServiceStub(channel).Decode(timeout=DEADLINE)
-            await call.write(pb.DecodeRequest(closes=[1]))
             assert await call.code() is grpc.StatusCode.PERMISSION_DENIED
             assert await reflected(channel) is grpc.StatusCode.PERMISSION_DENIED
 
