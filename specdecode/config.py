@@ -403,6 +403,8 @@ class RouterSettings(ServiceSettings):
             raise ValueError("mesh_cert and mesh_key belong together: set both, or none")
         if self.mesh_ca is None and (self.mesh_cert is not None or self.mesh_name is not None):
             raise ValueError("mesh_cert, mesh_key and mesh_name need mesh_ca")
+        if self.tls_client_names and self.http_port is not None:
+            raise ValueError("tls_client_names holds for gRPC alone: set http_port to none")
         return self
 
     @property

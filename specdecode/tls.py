@@ -186,6 +186,53 @@ def _reason(error: Exception) -> str:
     return str(error)
 
 
+class ServerContexts:
+    """A server's certificates as `ServerCertificates` has them, for servers on Python's own TLS.
+
+    Attributes:
+        context: what to listen with; each handshake goes on with the files as they are then.
+
+    Raises:
+        InvalidArgumentError: a file can't be read, or they don't belong together.
+    """
+
+    def __init__(self, tls: ServerTls) -> None:
+        self._tls = tls
+        self._state = _state_or_none(tls)
+        self.context = self._current = _server_context(tls)
+        self.context.sni_callback = self._choose
+
+    def _choose(self, connection: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
+        state = _state_or_none(self._tls)
+        if state != self._state:
+            self._state = state
+            try:
+                self._current = _server_context(self._tls)
+            except InvalidArgumentError as error:
+                logger.error("new certificates are not used, those before stay: %s", error)
+            else:
+                logger.info("certificates were read anew from %s", self._tls.cert)
+        connection.context = self._current
+
+
+def _state_or_none(tls: ServerTls) -> tuple[tuple[int, int, int], ...] | None:
+    try:
+        return _state(tls)
+    except OSError:
+        return None
+
+
+def _server_context(tls: ServerTls) -> ssl.SSLContext:
+    _read(tls)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.load_cert_chain(tls.cert, tls.key, password="")
+    if tls.client_ca is not None:
+        context.load_verify_locations(tls.client_ca)
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
 # Channels
 
 

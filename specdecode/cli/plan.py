@@ -118,10 +118,11 @@ def plan(flags: StackFlags) -> list[Service]:
         joint["http_port"] = _port_of(http)
     if "model" not in router.model_fields_set:
         joint["model"] = target.model
+    scheme = "http" if router.exposure.tls is None else "https"
     return [
         _service(target, flags, addresses[0], {}),
         _service(draft, flags, addresses[1], {}),
-        replace(_service(router, flags, addresses[2], joint), url=f"http://{http}" if http else ""),
+        replace(_service(router, flags, addresses[2], joint), url=f"{scheme}://{http}" if http else ""),
     ]
 
 

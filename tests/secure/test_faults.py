@@ -336,6 +336,7 @@ async def test_a_full_disk_costs_what_was_learnt_never_a_request(
     assert not path.exists()
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 async def test_an_engine_that_can_run_nothing_ends_and_its_requests_go_on_elsewhere(model: Path) -> None:
     """As on a device that is lost: each forward fails, also by itself."""
     request = request_for(temperature=0, max_tokens=120, ignore_eos=True)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import httpx2
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
@@ -378,3 +379,55 @@ class TestThreeServices:
                 await eventually(lambda: "it asks for a certificate, it seems" in caplog.text, "it says so")
             assert not link.up
             running.cancel()
+
+
+class TestHttp:
+    @pytest.fixture
+    async def address(self, model: Path, authority: Authority, pair: Pair) -> AsyncIterator[str]:
+        """Of an HTTP front with TLS that asks for certificates."""
+        settings = {"tls_cert": pair.cert, "tls_key": pair.key, "tls_client_ca": authority.file}
+        own = authority.sign("client")
+        target = await start_target(model)
+        router = await start_router(
+            model,
+            [target.address],
+            None,
+            ClientTls(authority.file, own.cert, own.key),
+            http_port=0,
+            **settings,
+        )
+        try:
+            yield router.url.replace("http://", "https://")
+        finally:
+            await router.stop()
+            await target.stop()
+
+    def context(self, ca: str, own: Pair | None = None) -> ssl.SSLContext:
+        made = ssl.create_default_context(cafile=ca)
+        if own is not None:
+            made.load_cert_chain(own.cert, own.key)
+        return made
+
+    async def ask(self, address: str, context: ssl.SSLContext) -> int:
+        async with httpx2.AsyncClient(base_url=address, verify=context, timeout=DEADLINE) as web:
+            return (await web.get("/health")).status_code
+
+    async def test_is_secured_by_the_same_certificates_which_are_exchanged_without_a_restart(
+        self, address: str, tmp_path: Path, authority: Authority, pair: Pair
+    ) -> None:
+        own = authority.sign("client")
+        assert await self.ask(address, self.context(authority.file, own)) == 200
+        for refused in (self.context(authority.file), self.context(Authority(tmp_path, "x").file, own)):
+            with pytest.raises(httpx2.TransportError):
+                await self.ask(address, refused)
+        with pytest.raises(httpx2.TransportError):
+            await self.ask(address.replace("https://", "http://"), self.context(authority.file))
+        replaced(pair.cert, b"half a certifi")
+        assert await self.ask(address, self.context(authority.file, own)) == 200
+        successor = Authority(tmp_path, "successor")
+        successor.sign("target")
+        assert await self.ask(address, self.context(successor.file, own)) == 200
+
+    def test_names_of_callers_that_it_can_not_check_are_refused(self) -> None:
+        with pytest.raises(InvalidArgumentError, match="tls_client_names holds for gRPC alone"):
+            read_settings(RouterSettings, (*PAIR, "--tls-client-ca=c", "--tls-client-names=d"))
