@@ -15,8 +15,8 @@ from router.regret import Outlook
 from router.text import TextStream, Tokenizer
 from router.tracing import RequestTrace
 from router.validation import ResolvedRequest
-from specdecode.errors import InternalError, SpecdecodeError
-from specdecode.requests import EmittedToken, Piece
+from specdecode.errors import InternalError, Reason, SpecdecodeError
+from specdecode.requests import EmittedToken, Move, Piece
 from specdecode.types import DrafterKind, FinishReason, Origin, RoundRecord, StepResult, Usage
 
 if TYPE_CHECKING:
@@ -76,6 +76,7 @@ class Choice:
         self._text = text
         self._unsaid: deque[EmittedToken] = deque()
         self._said = _Said()
+        self._moves: list[Move] = []
         self._counter = _UsageCounter(len(self.tokens) if index == 0 else 0, counts_cached=index == 0)
 
     @property
@@ -139,8 +140,9 @@ class Choice:
         self.error = error
         self._finish()
 
-    def moved(self, replica: str) -> None:
+    def moved(self, replica: str, reason: Reason) -> None:
         """The choice goes on on another replica than the one at this address, or there from anew."""
+        self._moves.append(Move(replica, reason.value, self.num_output))
         self._counter.moved()
         if self.trace is not None:
             self.trace.moved(replica, time.monotonic())
@@ -171,6 +173,7 @@ class Choice:
             usage=self.usage if said.is_last else None,
             error=self.error if said.is_last else None,
             report=self.figures.report() if said.is_last and self.resolved.include_report else (),
+            moves=tuple(self._moves) if said.is_last else (),
         )
 
     def _commit(self, result: StepResult) -> int:

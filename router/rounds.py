@@ -27,6 +27,7 @@ from router.policy import (
     decide,
     scaled_steps,
 )
+from router.prefixes import PrefixIndex
 from router.replicas import Listener, TargetLink
 from router.request import Choice
 from router.seats import Foresight, Phase, Seat, describe
@@ -102,7 +103,12 @@ class TargetLost:
     """The target's stream broke."""
 
 
-Event = Placed | Withdrawn | HasRoom | Stepped | Drafted | LookedUp | TargetLost
+@dataclass(frozen=True)
+class Retired:
+    """Nothing more is to run here than what does."""
+
+
+Event = Placed | Withdrawn | HasRoom | Stepped | Drafted | LookedUp | TargetLost | Retired
 
 
 @dataclass
@@ -130,6 +136,8 @@ class ReplicaLoop:
 
     Attributes:
         link: set once before `run`.
+        prefixes: what the replica's prefix cache should hold.
+        coming: prompt tokens of choices that were placed here and have no result yet.
         policy: read at each decision; may be replaced at any time.
     """
 
@@ -162,6 +170,9 @@ class ReplicaLoop:
         self._last_step = 0
         self._scaled: tuple[StepCosts, float, StepCosts] | None = None
         self._now = 0.0
+        self._is_retired = False
+        self.prefixes = PrefixIndex()
+        self.coming: dict[Choice, int] = {}
 
     def listener(self, on_up: Callable[[], None], on_down: Callable[[], None]) -> Listener[StepFrame]:
         """Whom this replica's link is to tell."""
@@ -182,8 +193,8 @@ class ReplicaLoop:
         return len(self._seats)
 
     async def run(self) -> None:
-        """For ever, until cancelled."""
-        while True:
+        """Until cancelled, or retired and empty."""
+        while self._seats or not self._is_retired:
             events = await self._inbox.take(self._first_deadline())
             # The event loop's own clock may tick in milliseconds; its base is the same.
             self._now = time.monotonic()
@@ -216,6 +227,8 @@ class ReplicaLoop:
                 self._withdraw(choice)
             case TargetLost():
                 self._lose_target()
+            case Retired():
+                self._is_retired = True
 
     # What happened
 
@@ -235,6 +248,7 @@ class ReplicaLoop:
         if seat is None or seat.choice.ended:
             return  # closed, or about to be
         choice = seat.choice
+        self.coming.pop(choice, None)
         if result.error is None:
             num_parameters = 0 if self.link.info is None else self.link.info.num_parameters
             choice.take(result, seat.round(load.tokens_in_flight, num_parameters), self._now)
@@ -242,7 +256,7 @@ class ReplicaLoop:
             seat.compare_foresight()
         elif result.error.reason in _REPLICA_FAULTS:
             self.link.draining |= result.error.reason is Reason.DRAINING
-            self._move(seat, counts=not seat.opening)
+            self._move(seat, result.error.reason, counts=not seat.opening)
             return
         else:
             choice.fail(result.error)
@@ -286,6 +300,8 @@ class ReplicaLoop:
 
     def _seat(self, choice: Choice) -> None:
         """Opens a choice on the replica, prompt and what was emitted elsewhere."""
+        if choice.ended or not self.link.up:
+            self.coming.pop(choice, None)
         if choice.ended:
             return
         if not self.link.up:
@@ -315,14 +331,15 @@ class ReplicaLoop:
 
     def _lose_target(self) -> None:
         """The replica has forgotten everything: all go on elsewhere, or here once it is back."""
+        self.prefixes.clear()
         self._orders = _Orders()
         for seat in list(self._seats.values()):
-            self._move(seat, counts=True)
+            self._move(seat, Reason.REPLICA_LOST, counts=True)
 
-    def _move(self, seat: Seat, counts: bool) -> None:
+    def _move(self, seat: Seat, reason: Reason, counts: bool) -> None:
         self._unseat(seat, close=False)
         if counts:
-            seat.choice.moved(self.link.address)
+            seat.choice.moved(self.link.address, reason)
         self._place_elsewhere(seat.choice)
 
     def _unseat(self, seat: Seat, close: bool) -> None:
@@ -330,6 +347,7 @@ class ReplicaLoop:
         self._due.pop(seat, None)
         self._deadlines.pop(seat, None)
         self._paused.pop(seat, None)
+        self.coming.pop(seat.choice, None)
         if close:
             self._orders.closes.append(seat.sequence)
 

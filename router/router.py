@@ -12,9 +12,11 @@ from typing import Any
 
 from router.access import ANYONE, Caller
 from router.admission import Admission, Ticket
+from router.draft_source import DraftSource
 from router.drafts import DraftDesk
 from router.estimates import EstimatesFile
 from router.figures import FigureBook
+from router.homes import Homes
 from router.metering import Meter
 from router.metrics import RouterMetrics
 from router.observing import Observed, Observer
@@ -22,6 +24,7 @@ from router.policy_settings import PolicySettings
 from router.replicas import DraftLink, Link, Listener, TargetLink
 from router.request import Choice, Request
 from router.rounds import Placed, ReplicaLoop, Withdrawn
+from router.targets import Crew, Targets
 from router.text import Tokenizer
 from router.validation import ModelLimits, OperatorLimits, ResolvedRequest, resolve
 from specdecode import __version__
@@ -80,15 +83,16 @@ class Router:
         self._admission = Admission(
             self._capacity, settings.max_waiting_tokens, lambda: self._policy.batch_weight
         )
+        self._placing = Homes()
         self._homes: dict[Choice, ReplicaLoop] = {}
         self._homeless: dict[Choice, asyncio.TimerHandle] = {}
         self._drafts = DraftDesk(tokenizer.vocab_size, settings.believes_draft)
         self._policy = PolicySettings.of(settings)
         self._estimates = EstimatesFile(settings.estimates_file)
-        self._loops = [self._build_loop(address) for address in settings.targets]
-        if settings.draft is not None:
-            self._drafts.link = self._build_draft_link(settings.draft)
-        self._tasks: list[asyncio.Task[None]] = []
+        self._crew = Crew()
+        limit = settings.max_message_bytes
+        self._targets = Targets(settings.targets, limit, self._build_loop, self._crew, settings.mesh)
+        self._draft_source = None if settings.draft is None else self._source_of_drafts(settings.draft)
         self.meters: Meters | None = None
 
     def _build_loop(self, address: str) -> ReplicaLoop:
@@ -102,16 +106,27 @@ class Router:
         listener = loop.listener(on_up=self._on_target_up, on_down=self._on_target_down)
         limit = self._settings.max_message_bytes
         loop.link = TargetLink(address, limit, self._tokenizer.fingerprint, listener, self._settings.mesh)
+        loop.link.pool = self._served
         return loop
+
+    def _source_of_drafts(self, source: str) -> DraftSource:
+        limit = self._settings.max_message_bytes
+        return DraftSource(
+            source, limit, self._build_draft_link, self._drafts, self._crew, self._settings.mesh
+        )
 
     def _build_draft_link(self, address: str) -> DraftLink:
         listener = Listener(lambda: None, self._drafts.take, self._drafts.lose)
         limit = self._settings.max_message_bytes
         return DraftLink(address, limit, self._tokenizer.fingerprint, listener, self._settings.mesh)
 
+    def _served(self) -> list[ModelInfo]:
+        """What the targets serve that are in use."""
+        return [link.info for link in self._links if link.up and link.info is not None]
+
     @property
     def _links(self) -> Sequence[TargetLink]:
-        return [loop.link for loop in self._loops]
+        return [loop.link for loop in self._targets.loops]
 
     @property
     def policy(self) -> PolicySettings:
@@ -121,7 +136,7 @@ class Router:
     @policy.setter
     def policy(self, policy: PolicySettings) -> None:
         self._policy = policy
-        for loop in self._loops:
+        for loop in self._targets.loops:
             loop.policy = policy
 
     # Life
@@ -132,41 +147,31 @@ class Router:
         Raises:
             FailedPreconditionError: a target or the draft service has another vocabulary.
         """
-        links: list[Link[Any, Any]] = [*self._links]
-        if self._drafts.link is not None:
-            links.append(self._drafts.link)
-        runs = [*(link.run() for link in links), *(loop.run() for loop in self._loops)]
-        runs.append(self._estimates.run())
-        self._tasks = [asyncio.create_task(run) for run in runs]
+        if self._draft_source is not None:
+            self._crew.add(self._draft_source.run())
+        self._crew.add(self._estimates.run())
+        self._targets.start()
         self.meters = Meters(self._settings, within(asyncio.get_running_loop(), self.families))
-        contacts = [link.first_contact for link in self._links]
-        done, _ = await asyncio.wait(contacts, return_when=asyncio.FIRST_COMPLETED)
-        for contact in done:
-            contact.result()
-        if self._drafts.link is not None:
-            await self._meet_draft(self._drafts.link)
+        await self._targets.met()
+        if self._draft_source is not None:
+            await self._meet_draft(self._draft_source)
         return asyncio.create_task(self._watch())
 
     async def _watch(self) -> None:
-        """Ends when a loop or link does, which run for ever, with whatever ended it."""
-        done, _ = await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            if not task.cancelled():
-                task.result()
+        """Ends when a loop or link fails, with what it failed with."""
+        await self._crew.failed
 
-    async def _meet_draft(self, link: DraftLink) -> None:
+    async def _meet_draft(self, source: DraftSource) -> None:
         """The draft service is not waited for long: it is not needed."""
-        done, _ = await asyncio.wait([link.first_contact], timeout=_FIRST_DRAFT_SECONDS)
+        done, _ = await asyncio.wait([source.met], timeout=_FIRST_DRAFT_SECONDS)
         if done:
-            link.first_contact.result()
+            source.met.result()
         else:
-            logger.warning("draft service %s is not there yet; going on without", link.address)
+            logger.warning("draft service %s is not there yet; going on without", source.source)
 
     async def stop(self) -> None:
         """Closes all streams, and with them whatever they hold."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._crew.stop()
         self._estimates.save()
         if self.meters is not None:
             await asyncio.to_thread(self.meters.close)
@@ -358,6 +363,8 @@ class Router:
         for choice in request.choices:
             self._figures.add(choice.figures)
             home = self._homes.pop(choice, None)
+            if home is not None:
+                self._placing.ended(choice, home)
             if choice.ended:
                 continue
             choice.fail(CancelledError("the client took the request back"))
@@ -369,10 +376,9 @@ class Router:
     # Placement
 
     def _place(self, choices: Sequence[Choice]) -> None:
-        """Gives choices of one prompt to the replica with the fewest, or has them wait for one."""
-        usable = [loop for loop in self._loops if loop.link.up and not loop.link.draining]
-        homes = list(self._homes.values())
-        loop = min(usable, key=homes.count, default=None)
+        """Gives choices of one prompt to the replica that has them soonest, or has them wait for one."""
+        usable = [loop for loop in self._targets.loops if loop.link.up and not loop.link.draining]
+        loop = self._placing.choose(choices, usable, self._homes.values())
         for choice in choices:
             if loop is None:
                 self._homes.pop(choice, None)
@@ -410,6 +416,8 @@ class Router:
         self._drafts.flush()
 
     def _on_target_up(self) -> None:
+        for loop in self._targets.loops:
+            loop.prefixes.capacity = 0 if loop.link.info is None else loop.link.info.num_blocks
         self._on_availability(True)
         homeless, self._homeless = self._homeless, {}
         for timer in homeless.values():
@@ -426,7 +434,7 @@ class Router:
 
     def status(self) -> RouterStatus:
         """What GetStatus tells."""
-        targets = (self._status(loop.link, loop.num_choices) for loop in self._loops)
+        targets = (self._status(loop.link, loop.num_choices) for loop in self._targets.loops)
         draft = self._drafts.link
         return RouterStatus(
             targets=tuple(targets),

@@ -18,6 +18,7 @@ from specdecode.errors import FieldViolation, InvalidArgumentError, Reason
 from specdecode.requests import (
     MAX_BIAS,
     MAX_CHOICES,
+    MAX_CONVERSATION_CHARACTERS,
     MAX_LOGIT_BIASES,
     MAX_LOGPROBS,
     MAX_PENALTY,
@@ -98,6 +99,7 @@ class ResolvedRequest:
     traffic_class: str = ""
     remember_output: bool = True
     include_report: bool = False
+    conversation: str = ""
 
 
 _LARGE = 4096
@@ -145,6 +147,9 @@ def resolve_now(request: GenerateRequest, tokenizer: Tokenizer, limits: ModelLim
     checks.in_range("n", n, 1, limits.operator.max_choices)
     salt_bytes = len(request.cache_salt)
     checks.require(salt_bytes <= MAX_SALT_BYTES, "cache_salt", _at_most(salt_bytes, MAX_SALT_BYTES, "bytes"))
+    length = len(request.conversation)
+    fits = length <= MAX_CONVERSATION_CHARACTERS
+    checks.require(fits, "conversation", _at_most(length, MAX_CONVERSATION_CHARACTERS, "characters"))
     checks.finish()
     prompt_token_ids = _tokenise(request, tokenizer, limits)
     method = _method(options, speculation)
@@ -166,6 +171,7 @@ def resolve_now(request: GenerateRequest, tokenizer: Tokenizer, limits: ModelLim
         traffic_class=speculation.traffic_class,
         remember_output=speculation.remember_output,
         include_report=request.include_report,
+        conversation=request.conversation,
     )
 
 

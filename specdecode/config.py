@@ -55,6 +55,10 @@ MAX_TOP_K = 64
 
 MIB = 2**20
 GIB = 2**30
+WATCH_SCHEME = "watch://"
+"""Before the address of a registry of replicas."""
+DNS_SCHEME = "dns:///"
+"""Before a name that resolves to the addresses of all replicas."""
 _ADDRESS = re.compile(r"(?:dns:///)?(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):(?P<port>[0-9]{1,5})")
 _SERVICE_LINK = re.compile(r"(SERVICE_HOST|SERVICE_PORT.*|PORT_[0-9]+_(TCP|UDP|SCTP).*)$")
 
@@ -70,6 +74,10 @@ def _absent(value: object) -> object:
 
 def _split(value: object) -> object:
     return tuple(part.strip() for part in value.split(",")) if isinstance(value, str) else value
+
+
+def _split_any(value: object) -> object:
+    return () if _absent(value) is None else _split(value)
 
 
 def _check_address(address: str) -> str:
@@ -91,6 +99,18 @@ def _check_endpoint(endpoint: str | None) -> str | None:
     return endpoint
 
 
+def _check_source(source: str) -> str:
+    _check_address(source.removeprefix(WATCH_SCHEME))
+    return source
+
+
+def _check_label(label: str) -> str:
+    name, equals, value = label.partition("=")
+    if not (name and equals and value):
+        raise ValueError(f"{label!r} is no NAME=VALUE")
+    return label
+
+
 def _check_distinct(addresses: tuple[str, ...]) -> tuple[str, ...]:
     if len(set(addresses)) < len(addresses):
         raise ValueError("one address stands twice")
@@ -104,7 +124,12 @@ Address = Annotated[str, AfterValidator(_check_address)]
 OptionalAddress = Annotated[Address | None, BeforeValidator(_absent)]
 Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split), AfterValidator(_check_names)]
 OptionalEndpoint = Annotated[str | None, AfterValidator(_check_endpoint), BeforeValidator(_absent)]
-Addresses = Annotated[tuple[Address, ...], NoDecode, BeforeValidator(_split), AfterValidator(_check_distinct)]
+Labels = Annotated[
+    tuple[Annotated[str, AfterValidator(_check_label)], ...], NoDecode, BeforeValidator(_split_any)
+]
+Source = Annotated[str, AfterValidator(_check_source)]
+OptionalSource = Annotated[Source | None, BeforeValidator(_absent)]
+Sources = Annotated[tuple[Source, ...], NoDecode, BeforeValidator(_split), AfterValidator(_check_distinct)]
 
 
 def _option(default: object, what: str, allowed: str = "", **limits: Any) -> Any:
@@ -176,6 +201,22 @@ class ServiceSettings(BaseSettings):
         None, "TCP port that Prometheus scrapes, 0 for any free one; none has none", "or none", 0, 65535
     )
 
+    mesh_ca: OptionalStr = _option(
+        None, "PEM file of the authority of the other services' certificates; none: no TLS to them"
+    )
+    mesh_cert: OptionalStr = _option(None, "PEM file of the certificate that they are shown")
+    mesh_key: OptionalStr = _option(None, "PEM file of its private key")
+    mesh_name: OptionalStr = _option(
+        None, "name expected in their certificates; none takes the host of each address"
+    )
+
+    @property
+    def mesh(self) -> ClientTls | None:
+        """How other services are called; None: in plaintext."""
+        if self.mesh_ca is None:
+            return None
+        return ClientTls(self.mesh_ca, self.mesh_cert, self.mesh_key, self.mesh_name)
+
     @property
     def exposure(self) -> Exposure:
         """What the server shows, and to whom."""
@@ -192,6 +233,10 @@ class ServiceSettings(BaseSettings):
             raise ValueError("tls_client_ca needs tls_cert and tls_key")
         if self.tls_client_names and self.tls_client_ca is None:
             raise ValueError("tls_client_names needs tls_client_ca: names are believed when it signed them")
+        if (self.mesh_cert is None) != (self.mesh_key is None):
+            raise ValueError("mesh_cert and mesh_key belong together: set both, or none")
+        if self.mesh_ca is None and (self.mesh_cert is not None or self.mesh_name is not None):
+            raise ValueError("mesh_cert, mesh_key and mesh_name need mesh_ca")
         return self
 
     @classmethod
@@ -210,6 +255,13 @@ class ServiceSettings(BaseSettings):
 class ModelServiceSettings(ServiceSettings):
     """What the two services that run a model have."""
 
+    registry: OptionalAddress = _option(
+        None, "registry of replicas to announce itself to; none announces nowhere", "one host:port, or none"
+    )
+    replica_id: OptionalStr = _option(None, "its name in the registry; none makes one of host and process")
+    advertised_host: OptionalStr = _option(
+        None, "host at which routers reach it, for the registry; none takes the interface's address"
+    )
     dtype: DType = _option("auto", "number format of weights and KV; auto takes the checkpoint's own")
     device: Device = _option("auto", "where the model runs; auto takes a GPU if there is one")
     num_threads: int = _count(0, "of one forward on the CPU; 0 leaves torch's default", "threads", 0, 1024)
@@ -250,6 +302,36 @@ class TargetSettings(ModelServiceSettings):
     max_tokens_in_flight: int = _count(
         512, "query tokens of one forward, drafts and prefill together", "tokens", MAX_DRAFT_TOKENS + 1, 2**18
     )
+    replicas: int = _count(
+        0,
+        "target replicas placed by Ray, with their registry on host and port; 0 serves itself",
+        "replicas",
+        0,
+        4096,
+    )
+    draft_replicas: int = _count(0, "draft replicas placed by Ray beside them", "replicas", 0, 4096)
+    tensor_parallel: int = _count(
+        1, "ranks (processes, each with a GPU of its own) that the model is dealt out to", "ranks", 1, 64
+    )
+    ray_address: OptionalStr = _option(
+        None, "Ray cluster to join, host:port or auto; none starts one of this machine that ends with it"
+    )
+    gpus_per_rank: float = _real(
+        0, "GPUs reserved for each target replica, of which it sees no others; 0 on a CPU", "GPUs", 0, 16
+    )
+    gpus_per_draft: float = _real(0, "GPUs reserved for each draft replica, also a fraction", "GPUs", 0, 16)
+    cores_per_replica: float = _real(
+        1, "processor cores that Ray reserves for each replica", "cores", 0, 4096
+    )
+    accelerator_type: OptionalStr = _option(
+        "auto",
+        "kind of GPU for targets as Ray names it; auto takes H100 with device cuda, else any; none: any",
+    )
+    node_labels: Labels = _option((), "labels of nodes for replicas", "NAME=VALUE, comma between")
+    placement_seconds: float = _real(
+        120.0, "how long a replica may wait for a place at start", "seconds", 1, 86400
+    )
+    max_restarts: int = _count(100, "how often Ray starts a replica anew that died", "times", -1, 2**20)
     prefix_cache: bool = _option(True, "reuse KV of equal prefixes")
     trust_draft: bool = _option(True, "believe q as the draft sends it; otherwise drafts count as one-hot")
 
@@ -308,11 +390,16 @@ class RouterSettings(ServiceSettings):
         ge=0,
         le=65535,
     )
-    targets: Addresses = _option(
-        (f"127.0.0.1:{TARGET_PORT}",), "target replicas", "distinct host:port, comma between", min_length=1
+    targets: Sources = _option(
+        (f"127.0.0.1:{TARGET_PORT}",),
+        "target replicas; also dns:///name:port, all of a name, and watch://host:port, a registry's",
+        "distinct host:port, comma between",
+        min_length=1,
     )
-    draft: OptionalAddress = _option(
-        f"127.0.0.1:{DRAFT_PORT}", "draft service; none never speculates", "one host:port, or none"
+    draft: OptionalSource = _option(
+        f"127.0.0.1:{DRAFT_PORT}",
+        "draft service; also watch://host:port, one of a registry's; none never speculates",
+        "one host:port, or none",
     )
     trust_draft: Literal["auto", "on", "off"] = _option(
         "auto",
@@ -381,28 +468,8 @@ class RouterSettings(ServiceSettings):
         30.0, "requests that take longer are traced in any case, as those that fail", "seconds", 0, 86400
     )
 
-    mesh_ca: OptionalStr = _option(
-        None, "PEM file of the authority of targets' and the draft's certificates; none: no TLS to them"
-    )
-    mesh_cert: OptionalStr = _option(None, "PEM file of the certificate that they are shown")
-    mesh_key: OptionalStr = _option(None, "PEM file of its private key")
-    mesh_name: OptionalStr = _option(
-        None, "name expected in their certificates; none takes the host of each address"
-    )
-
-    @property
-    def mesh(self) -> ClientTls | None:
-        """How targets and the draft service are called; None: in plaintext."""
-        if self.mesh_ca is None:
-            return None
-        return ClientTls(self.mesh_ca, self.mesh_cert, self.mesh_key, self.mesh_name)
-
     @model_validator(mode="after")
-    def _check_mesh(self) -> Self:
-        if (self.mesh_cert is None) != (self.mesh_key is None):
-            raise ValueError("mesh_cert and mesh_key belong together: set both, or none")
-        if self.mesh_ca is None and (self.mesh_cert is not None or self.mesh_name is not None):
-            raise ValueError("mesh_cert, mesh_key and mesh_name need mesh_ca")
+    def _check_names(self) -> Self:
         if self.tls_client_names and self.http_port is not None:
             raise ValueError("tls_client_names holds for gRPC alone: set http_port to none")
         return self
@@ -412,7 +479,7 @@ class RouterSettings(ServiceSettings):
         """Whether the draft service is the operator's own, or said to be."""
         if self.trust_draft != "auto" or self.draft is None:
             return self.trust_draft != "off"
-        return self.mesh_ca is not None or is_private(self.draft)
+        return self.mesh_ca is not None or is_private(self.draft.removeprefix(WATCH_SCHEME))
 
     @property
     def keys_file(self) -> Path | None:

@@ -18,6 +18,7 @@ from specdecode.cli import (
     models,
     operate,
     planning,
+    scale,
     show,
     simulate,
     up,
@@ -72,6 +73,7 @@ app.command(context_settings=simulate.PASSED_ON)(simulate.simulate)
 app.command()(bundled(calibrate.calibrate, "SPECDECODE_CALIBRATE_"))
 app.command()(bundled(distill.distill, "SPECDECODE_DISTILL_"))
 app.command()(bundled(operate.figures))
+app.command()(bundled(scale.scale))
 app.add_typer(operate.policy, name="policy")
 app.add_typer(models.app, name="models")
 app.add_typer(keys.app, name="keys")

@@ -167,30 +167,9 @@ def _is_bias(value: TokenBias) -> bool:
 
 
 @dataclass(frozen=True)
-class ConnectionFlags:
-    """Which router, and how long it may take."""
+class TlsFlags:
+    """How a service is called by TLS."""
 
-    address: Annotated[
-        str,
-        typer.Option(
-            help="The router; host:port",
-            parser=_parse_address,
-            metavar="ADDRESS",
-            show_default=DEFAULT_ADDRESS,
-        ),
-    ] = DEFAULT_ADDRESS
-    timeout: Annotated[
-        float | None, _above_zero("Give up after this time", _MAX_SECONDS, "never", "seconds")
-    ] = None
-    api_key: Annotated[
-        str | None,
-        typer.Option(
-            help="API key, or @PATH of a file that holds it",
-            parser=_parse_key,
-            metavar="KEY",
-            show_default=False,
-        ),
-    ] = None
     tls_ca: Annotated[str | None, _pem("TLS: authority of the router's certificate")] = None
     tls_cert: Annotated[str | None, _pem("TLS: own certificate, for a router that asks for one")] = None
     tls_key: Annotated[str | None, _pem("TLS: its private key")] = None
@@ -217,6 +196,33 @@ class ConnectionFlags:
         if self.tls_ca is None:
             return None
         return ClientTls(self.tls_ca, self.tls_cert, self.tls_key, self.tls_name)
+
+
+@dataclass(frozen=True)
+class ConnectionFlags(TlsFlags):
+    """Which router, and how long it may take."""
+
+    address: Annotated[
+        str,
+        typer.Option(
+            help="The router; host:port",
+            parser=_parse_address,
+            metavar="ADDRESS",
+            show_default=DEFAULT_ADDRESS,
+        ),
+    ] = DEFAULT_ADDRESS
+    timeout: Annotated[
+        float | None, _above_zero("Give up after this time", _MAX_SECONDS, "never", "seconds")
+    ] = None
+    api_key: Annotated[
+        str | None,
+        typer.Option(
+            help="API key, or @PATH of a file that holds it",
+            parser=_parse_key,
+            metavar="KEY",
+            show_default=False,
+        ),
+    ] = None
 
 
 @dataclass(frozen=True)
