@@ -194,7 +194,7 @@ class ReplicaLoop:
 
     async def run(self) -> None:
         """Until cancelled, or retired and empty."""
-        while self._seats or not self._is_retired:
+        while self._seats or self._parked or not self._is_retired:
             events = await self._inbox.take(self._first_deadline())
             # The event loop's own clock may tick in milliseconds; its base is the same.
             self._now = time.monotonic()
