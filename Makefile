@@ -11,6 +11,7 @@
 #   make test-faults       services stopped, cut off and slowed, over network namespaces where they may be made
 #   make soak              three processes under steady load (SOAK_MINUTES)
 #   make audit             bandit, pip-audit, and the list of what is installed (build/sbom.json)
+#   make test-chaos        kill replicas at random under load; CHAOS_ARGS="--kills 30" for longer
 #   make clean             remove .venv and what tools left behind
 #
 # PYTHON is the interpreter that .venv is made from (3.11 or newer), PIP_ARGS goes to every `pip install`,
@@ -20,6 +21,7 @@ PYTHON ?= python3
 PIP_ARGS ?=
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
+CHAOS_ARGS ?=
 
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
@@ -27,7 +29,7 @@ MODELS := smollm2-135m-instruct smollm2-135m-instruct-draft
 PROTOS := $(wildcard protos/specdecode/v1/*.proto)
 INPUTS := constraints.txt pyproject.toml
 
-.PHONY: demo test lint format protos bars test-mutations test-fuzz test-faults soak audit models clean
+.PHONY: demo test lint format protos bars test-mutations test-chaos test-fuzz test-faults soak audit models clean
 .DELETE_ON_ERROR:
 
 demo: .venv/.installed-run
@@ -60,6 +62,9 @@ audit: .venv/.installed-dev
 	$(AUDIT)/bandit -q -c pyproject.toml -r specdecode router draft_service target_service
 	$(AUDIT)/cyclonedx-py environment $(BIN)/python --output-file build/sbom.json
 	$(AUDIT)/pip-audit --strict --disable-pip --no-deps --requirement constraints.txt
+
+test-chaos: .venv/.installed-dev
+	$(BIN)/python -m tests.chaos $(CHAOS_ARGS)
 
 lint: .venv/.installed-dev
 	$(BIN)/ruff check .

@@ -313,6 +313,20 @@ class TargetSettings(ModelServiceSettings):
     tensor_parallel: int = _count(
         1, "ranks (processes, each with a GPU of its own) that the model is dealt out to", "ranks", 1, 64
     )
+    max_replicas: OptionalInt = _count(
+        None, "target replicas up to which more are added under load; none: no more", "replicas", 1, 4096
+    )
+    scale_up_price: float = _real(
+        0.5,
+        "price λ, on the replicas' average, from which on another is added",
+        "emitted tokens",
+        0,
+        100,
+    )
+    scale_up_seconds: float = _real(15.0, "how long the load must be high first", "seconds", 0, 86400)
+    scale_down_seconds: float = _real(
+        300.0, "how long one must be idle before one is taken away, never below replicas", "seconds", 0, 86400
+    )
     ray_address: OptionalStr = _option(
         None, "Ray cluster to join, host:port or auto; none starts one of this machine that ends with it"
     )

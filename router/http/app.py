@@ -52,6 +52,7 @@ def build_app(front: HttpFront) -> FastAPI:
         "/v1/models": front.models,
         "/v1/models/{name:path}": front.model,
         "/health": front.health,
+        "/metrics": front.metrics,
         "/version": front.version,
         "/specdecode/state": front.state,
         "/specdecode/plan": front.plan,

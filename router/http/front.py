@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -28,8 +29,11 @@ from specdecode import __version__
 from specdecode.client import Completion
 from specdecode.config import RouterSettings
 from specdecode.errors import InvalidArgumentError, NotFoundError, SpecdecodeError
+from specdecode.telemetry.exposition import render
 
 IGNORED_HEADER = "x-specdecode-ignored"
+_FIELD = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_MAX_IGNORED = 16
 
 
 class HttpFront:
@@ -79,7 +83,7 @@ class HttpFront:
         shape = kind(asked, self._tokenizer, self._router.model_name, self._fingerprint)
         pieces = generate(self._router, ready, traceparent, caller)
         num_choices = sum(entry.resolved.n for entry in ready)
-        headers = {IGNORED_HEADER: ", ".join(asked.ignored)} if asked.ignored else {}
+        headers = _ignored(asked.ignored)
         if not asked.stream:
             async with aclosing(pieces):
                 completions = await presence.during(gather(pieces, num_choices))
@@ -168,6 +172,12 @@ class HttpFront:
             raise HTTPException(404, "Not Found")
         return page_response(*self._files[name])
 
+    async def metrics(self, request: Request) -> Response:
+        """`GET /metrics`: what a router with `metrics_port` tells there, too."""
+        families = self._router.families()
+        text, content_type = await asyncio.to_thread(render, families, request.headers.get("accept", ""))
+        return Response(text, headers={"content-type": content_type})
+
     async def version(self) -> Response:
         """`GET /version`."""
         return JsonResponse({"version": __version__})
@@ -183,6 +193,12 @@ class HttpFront:
 
     async def _read(self, request: Request, kind: type[Any]) -> Any:
         return await read(request, kind, self._settings.max_message_bytes)
+
+
+def _ignored(names: Sequence[str]) -> dict[str, str]:
+    """The header that names fields; what no header can hold is not repeated in one."""
+    safe = [name if _FIELD.fullmatch(name) else "(another name)" for name in names[:_MAX_IGNORED]]
+    return {IGNORED_HEADER: ", ".join(safe)} if safe else {}
 
 
 async def _events(

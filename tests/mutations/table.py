@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.mutations import access, figures, kv, maths, services
+from tests.mutations import access, figures, http, kv, maths, services
 from tests.mutations.mutation import Mutation
 
 MUTATIONS: tuple[Mutation, ...] = (
@@ -23,4 +23,5 @@ MUTATIONS: tuple[Mutation, ...] = (
     *access.access(),
     *figures.figures(),
     *figures.run_time_policy(),
+    *http.http(),
 )
