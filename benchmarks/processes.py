@@ -118,8 +118,8 @@ class Services:
         logs: Path,
         threads: int,
         draft_options: Sequence[str] = (),
-        http: bool = False,
         router_options: Sequence[str] = (),
+        http: bool = False,
     ) -> None:
         target_port, draft_port, router_port, http_port = _free_ports(4)
         self.http_address = f"127.0.0.1:{http_port}" if http else ""

@@ -134,7 +134,7 @@ def warm_up(drafter: ModelDrafter) -> None:
 
 async def start(settings: DraftSettings) -> Running:
     """Loads, warms up and calibrates what is offered, then listens and serves."""
-    server = Server([SERVICE_NAME], settings.max_message_bytes)
+    server = Server([SERVICE_NAME], settings.max_message_bytes, settings.exposure)
     announcer = Announcer(settings, ReplicaRole.DRAFT, server)
     announcer.start()
     try:

@@ -147,6 +147,11 @@ class Choice:
             self.trace.moved(replica, time.monotonic())
         self._is_opening = True
 
+    def parked(self) -> None:
+        """The choice has given back its KV until its client has caught up."""
+        self._counter.parked()
+        self._is_opening = True
+
     def take_piece(self) -> Piece | None:
         """What is to be said now, None if there is nothing; the last one has the usage."""
         said = self._said
@@ -226,10 +231,11 @@ class _UsageCounter:
         self._num_failovers = 0
         self._preemptions_elsewhere = 0
         self._preemptions_here = 0
+        self._is_reopened = False
 
     def count(self, result: StepResult, origins: tuple[Origin, ...]) -> None:
         """Counts a result of which the tokens with these origins were kept."""
-        if self._counts_cached and not self._num_failovers:
+        if self._counts_cached and not self._is_reopened:
             self._num_cached += result.num_cached_tokens
         self._preemptions_here = result.num_preemptions
         self._num_drafted += result.num_drafted
@@ -239,6 +245,14 @@ class _UsageCounter:
 
     def moved(self) -> None:
         self._num_failovers += 1
+        self._reopened()
+
+    def parked(self) -> None:
+        self._preemptions_elsewhere += 1
+        self._reopened()
+
+    def _reopened(self) -> None:
+        self._is_reopened = True
         self._preemptions_elsewhere += self._preemptions_here
         self._preemptions_here = 0
 

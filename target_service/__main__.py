@@ -104,7 +104,7 @@ async def start(settings: TargetSettings) -> Running:
     """
     if settings.replicas:
         return await _fleet_starter()(settings)
-    server = Server([SERVICE_NAME], settings.max_message_bytes)
+    server = Server([SERVICE_NAME], settings.max_message_bytes, settings.exposure)
     announcer = Announcer(settings, ReplicaRole.TARGET, server)
     announcer.start()
     try:

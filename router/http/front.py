@@ -12,6 +12,7 @@ from typing import Any
 from fastapi import HTTPException, Request
 from starlette.responses import Response
 
+from router.access import Access, Caller
 from router.http import bodies
 from router.http.asking import Asked, asked_by_chat, asked_by_completion, chat_prompt
 from router.http.errors import in_clients_words
@@ -42,14 +43,25 @@ class HttpFront:
         ending: set when requests that still run have to end.
     """
 
-    def __init__(self, router: Router, tokenizer: Tokenizer, settings: RouterSettings) -> None:
+    def __init__(
+        self, router: Router, access: Access, tokenizer: Tokenizer, settings: RouterSettings
+    ) -> None:
         self.ending = asyncio.Event()
+        self._access = access
         self._router = router
         self._tokenizer = tokenizer
         self._settings = settings
         self._files = page_files()
         self._began = int(time.time())
         self._fingerprint = f"specdecode-{__version__}-{tokenizer.fingerprint[:12]}"
+
+    async def identify(self, request: Request) -> None:
+        """Notes who asks, before anything of the request is read.
+
+        Raises:
+            UnauthenticatedError: a key is needed, and none that is known was sent.
+        """
+        request.state.caller = self._access.caller(request.headers.get("authorization"))
 
     # Texts
 
@@ -64,11 +76,12 @@ class HttpFront:
         return await self._generate(request, asked, CompletionShape)
 
     async def _generate(self, request: Request, asked: Asked, kind: type[Shape]) -> Response:
+        caller: Caller = request.state.caller
         presence = Presence(request.receive, self.ending)
         traceparent = trace_context(request.headers.get("traceparent"))
-        ready = await presence.during(resolve(self._router, asked, traceparent))
+        ready = await presence.during(resolve(self._router, asked, traceparent, caller))
         shape = kind(asked, self._tokenizer, self._router.model_name, self._fingerprint)
-        pieces = generate(self._router, ready, traceparent)
+        pieces = generate(self._router, ready, traceparent, caller)
         num_choices = sum(entry.resolved.n for entry in ready)
         headers = _ignored(asked.ignored)
         if not asked.stream:
@@ -77,7 +90,7 @@ class HttpFront:
             return JsonResponse(shape.answer(completions[0].request_id, completions), headers=headers)
         # What is refused by a replica, or fails before anything is said, has a status of its own.
         first = await presence.during(anext(pieces))
-        return EventStream(_events(shape, first, pieces), presence, headers)
+        return EventStream(_events(shape, first, pieces), presence, headers, self._settings.stuck_seconds)
 
     # Tokens
 

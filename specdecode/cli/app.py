@@ -15,6 +15,7 @@ from specdecode.cli import (
     demo,
     distill,
     generate,
+    keys,
     models,
     operate,
     planning,
@@ -74,8 +75,9 @@ app.command(context_settings=simulate.PASSED_ON)(simulate.simulate)
 app.command()(bundled(calibrate.calibrate, "SPECDECODE_CALIBRATE_"))
 app.command()(bundled(distill.distill, "SPECDECODE_DISTILL_"))
 app.command()(bundled(operate.figures))
-app.command()(scale.scale)
+app.command()(bundled(scale.scale))
 app.command()(stats.stats)
 app.command()(audit.audit)
 app.add_typer(operate.policy, name="policy")
 app.add_typer(models.app, name="models")
+app.add_typer(keys.app, name="keys")
