@@ -30,7 +30,7 @@ from benchmarks.prompts import PromptKind, prompts_of
 from benchmarks.results import QUICK_RESULTS, RESULTS, Bar, begin
 from specdecode.client import RouterClient
 from specdecode.errors import SpecdecodeError
-from specdecode.requests import ChatPrompt, GenerateRequest, SamplingOptions
+from specdecode.requests import ChatMessage, ChatPrompt, GenerateRequest, SamplingOptions
 
 ALONE_SECONDS = 4.0
 CROWD_TOKENS = 48
@@ -65,7 +65,7 @@ class Watched:
 
 def _request(text: str, max_tokens: int, salt: str) -> GenerateRequest:
     return GenerateRequest(
-        ChatPrompt((("user", text),)),
+        ChatPrompt((ChatMessage("user", text),)),
         SamplingOptions(temperature=0.0, max_tokens=max_tokens, ignore_eos=True),
         include_rounds=True,
         cache_salt=salt.encode(),

@@ -126,6 +126,7 @@ class Services:
             "router": [
                 *("router", "--port", str(router_port), "--model", model),
                 *("--targets", target, "--draft", draft, "--estimates-path", "none"),
+                *("--http-port", "none"),
             ],
         }
         addresses = {"target": target, "draft": draft, "router": self.address}

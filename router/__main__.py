@@ -8,6 +8,7 @@ import sys
 from functools import partial
 
 from router.front import SERVICE_NAME, RouterFront
+from router.http.server import HttpServer
 from router.router import Router
 from router.text import Tokenizer
 from specdecode import models
@@ -32,16 +33,26 @@ async def start(settings: RouterSettings) -> Running:
     router = Router(settings, tokenizer, health.set)
     RouterFront(router).register(server.grpc)
     port = await server.start(settings.host, settings.port)
-    logger.info("waiting for a target: %s", ", ".join(settings.targets))
+    beside: tuple[HttpServer, ...] = ()
     try:
+        beside = _start_http(router, tokenizer, settings)
+        logger.info("waiting for a target: %s", ", ".join(settings.targets))
         watched = await router.start()
     except BaseException:
         await router.stop()
-        await server.drain(None)
+        await Running(server, beside=beside).drain(None)
         raise
     health.begin()
     logger.info("serving %s on %s:%d", settings.model, settings.host, port)
-    return Running(server, on_stopped=router.stop, watched=watched)
+    return Running(server, on_stopped=router.stop, watched=watched, beside=beside)
+
+
+def _start_http(router: Router, tokenizer: Tokenizer, settings: RouterSettings) -> tuple[HttpServer, ...]:
+    if settings.http_port is None:
+        return ()
+    http = HttpServer.start(router, tokenizer, settings, settings.http_port)
+    logger.info("answering HTTP on %s:%d", settings.host, http.port)
+    return (http,)
 
 
 class _Health:

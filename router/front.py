@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import time
 from contextlib import aclosing
 from dataclasses import replace
@@ -12,7 +11,7 @@ from typing import Any
 
 import grpc
 
-from router.parsing import parse_request
+from router.parsing import LARGE_BYTES, parse_request, trace_context
 from router.router import Router
 from router.run_time_policy import changed, differences, options_of
 from specdecode.requests import GenerateRequest
@@ -30,12 +29,6 @@ from specdecode.wire import (
 logger = logging.getLogger(__name__)
 
 SERVICE_NAME = "specdecode.v1.RouterService"
-
-# Version, trace, span, flags; versions to come may have more behind it, which nobody here could read.
-_TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
-
-_LARGE_BYTES = 16 * 1024
-"""From here on a request is read beside the event loop: others' streams go on meanwhile."""
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -104,7 +97,7 @@ class RouterFront:
 
 async def _read(data: bytes) -> GenerateRequest:
     """The request, read beside the event loop if it is large."""
-    if len(data) < _LARGE_BYTES:
+    if len(data) < LARGE_BYTES:
         return _read_now(data)
     return await asyncio.to_thread(_read_now, data)
 
@@ -122,6 +115,4 @@ def _unary(method: Any, request: Any, response: Any) -> grpc.RpcMethodHandler[An
 
 
 def _traceparent(context: Context) -> str:
-    """The trace that the client is in; "" where it says none, or something else, which must not travel on."""
-    value = dict(context.invocation_metadata() or ()).get("traceparent", "")
-    return value if isinstance(value, str) and _TRACEPARENT.fullmatch(value) else ""
+    return trace_context(dict(context.invocation_metadata() or ()).get("traceparent"))

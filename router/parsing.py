@@ -1,7 +1,8 @@
-"""Bytes of a request, with the field named that makes them none."""
+"""What fronts read before a request is one: its bytes, and the trace that it is part of."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,6 +11,17 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 
 from specdecode.errors import InvalidArgumentError
 from specdecode.v1 import router_service_pb2 as pb
+
+LARGE_BYTES = 16 * 1024
+"""From here on a request is read beside the event loop: others' streams go on meanwhile."""
+
+# Version, trace, span, flags; versions to come may have more behind it, which nobody here could read.
+_TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+
+
+def trace_context(said: object) -> str:
+    """The trace that a client says it is in; "" where it says none, or what must not travel on."""
+    return said if isinstance(said, str) and _TRACEPARENT.fullmatch(said) else ""
 
 
 def parse_request(message_type: Any, data: bytes) -> Any:

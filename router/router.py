@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import aclosing, contextmanager
 from typing import Any
 
 from router.drafts import DraftDesk
@@ -16,7 +17,7 @@ from router.replicas import DraftLink, Link, Listener, TargetLink
 from router.request import Choice, Request
 from router.rounds import Placed, ReplicaLoop, Withdrawn
 from router.text import Tokenizer
-from router.validation import ModelLimits, resolve
+from router.validation import ModelLimits, ResolvedRequest, resolve
 from specdecode import __version__
 from specdecode.config import RouterSettings
 from specdecode.errors import (
@@ -28,6 +29,7 @@ from specdecode.errors import (
 )
 from specdecode.figures import Figures
 from specdecode.requests import GenerateRequest, Piece, ReplicaStatus, RouterStatus
+from specdecode.types import ModelInfo
 
 logger = logging.getLogger(__name__)
 
@@ -150,42 +152,104 @@ class Router:
         Raises:
             SpecdecodeError: the request is refused; nothing was started.
         """
+        with self._admitted():
+            resolved = await self._resolve(asked)
+            async with aclosing(self._run(resolved, deadline, traceparent)) as pieces:
+                async for piece in pieces:
+                    yield piece
+
+    async def resolve(self, asked: GenerateRequest) -> ResolvedRequest:
+        """What `run` takes; nothing is started.
+
+        Raises:
+            SpecdecodeError: the request is refused.
+        """
+        with self._admitted():
+            return await self._resolve(asked)
+
+    async def run(
+        self, resolved: ResolvedRequest, deadline: float | None = None, traceparent: str = ""
+    ) -> AsyncGenerator[Piece, None]:
+        """As `generate`, of a request that was resolved before.
+
+        Raises:
+            ResourceExhaustedError: as many requests run as may.
+        """
+        with self._admitted():
+            async with aclosing(self._run(resolved, deadline, traceparent)) as pieces:
+                async for piece in pieces:
+                    yield piece
+
+    @contextmanager
+    def _admitted(self) -> Iterator[None]:
         if self._num_requests >= self._settings.max_requests:
             message = f"{self._num_requests} requests run, as many as may"
             raise ResourceExhaustedError(message, retry_after=_RETRY_SECONDS)
         self._num_requests += 1
         try:
-            self._check_model(asked.model)
-            resolved = await resolve(asked, self._tokenizer, self._limits())
-            request = Request(
-                uuid.uuid4().hex, resolved, self._tokenizer, deadline, traceparent, self._piece_pause
-            )
-            self._requests.add(request)
-            try:
-                self._place(request.choices)
-                async for piece in request.pieces():
-                    yield piece
-            finally:
-                self._withdraw(request)
+            yield
         finally:
             self._num_requests -= 1
+
+    async def _resolve(self, asked: GenerateRequest) -> ResolvedRequest:
+        self.check_model(asked.model)
+        return await resolve(asked, self._tokenizer, self._limits())
+
+    async def _run(
+        self, resolved: ResolvedRequest, deadline: float | None, traceparent: str
+    ) -> AsyncGenerator[Piece, None]:
+        request = Request(
+            uuid.uuid4().hex, resolved, self._tokenizer, deadline, traceparent, self._piece_pause
+        )
+        self._requests.add(request)
+        try:
+            self._place(request.choices)
+            async for piece in request.pieces():
+                yield piece
+        finally:
+            self._withdraw(request)
 
     def _piece_pause(self) -> float:
         """Seconds between two pieces of a request: writing more of them would take the models' cores."""
         return min(self._num_requests * self._settings.piece_seconds, LONGEST_PIECE_SECONDS)
 
-    def _check_model(self, name: str) -> None:
-        served = [self._settings.model, *(link.info.name for link in self._links if link.info is not None)]
-        if name and name not in served:
-            raise NotFoundError(f"model: {name!r} is not served; {served[-1]!r} is, also for an empty name")
+    @property
+    def model_name(self) -> str:
+        """What the targets call their model; before one was met, what the operator does."""
+        return next((info.name for info in self._infos), self._settings.model)
 
-    def _limits(self) -> ModelLimits:
-        contexts = [link.info.max_length for link in self._links if link.info is not None]
+    @property
+    def max_length(self) -> int:
+        """Tokens of the longest sequence that every target takes.
+
+        Raises:
+            UnavailableError: none was met yet.
+        """
+        contexts = [info.max_length for info in self._infos]
         if not contexts:
             raise UnavailableError("no target replica has been met yet", retry_after=_RETRY_SECONDS)
+        return min(contexts)
+
+    @property
+    def _infos(self) -> list[ModelInfo]:
+        return [link.info for link in self._links if link.info is not None]
+
+    def check_model(self, name: str) -> None:
+        """Refuses a name that is not served; an empty one is whatever is.
+
+        Raises:
+            NotFoundError: with the name that is.
+        """
+        served = {self._settings.model, *(info.name for info in self._infos)}
+        if name and name not in served:
+            raise NotFoundError(
+                f"model: {name!r} is not served; {self.model_name!r} is, also for an empty name"
+            )
+
+    def _limits(self) -> ModelLimits:
         return ModelLimits(
             vocab_size=self._tokenizer.vocab_size,
-            max_length=min(contexts),
+            max_length=self.max_length,
             max_prompt_bytes=self._settings.max_prompt_bytes,
         )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import codecs
 import json
+import re
 from collections import deque
 from collections.abc import Sequence
 from functools import cached_property
@@ -17,7 +18,9 @@ from typing import Protocol
 
 from jinja2 import TemplateError
 
+from router.chat import conversation_of, tools_of
 from specdecode.errors import InvalidArgumentError
+from specdecode.requests import ChatPrompt
 from specdecode.tokenizer import (
     PreTrainedTokenizerBase,
     eos_token_ids,
@@ -27,6 +30,12 @@ from specdecode.tokenizer import (
 )
 
 _REPLACEMENT = "\ufffd"
+
+_TOOLS = re.compile(r"\btools\b")
+
+# How vocabularies with byte fallback write a byte, and the blank before a word.
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
+_WORD_MARK = "\u2581"
 
 # From this many characters on by `encode_batch`, which lets other threads run; `encode` does not.
 _LONG_TEXT = 4096
@@ -50,35 +59,56 @@ class Tokenizer:
         self.eos_token_ids = eos_token_ids(path, self._tokenizer)
         self.max_token_bytes = max(len(token.encode()) for token in self._tokenizer.get_vocab())
 
-    def encode_text(self, text: str) -> tuple[int, ...]:
+    def encode_text(self, text: str, add_special_tokens: bool = True) -> tuple[int, ...]:
         """Ids of a text as is, with the special tokens that the tokenizer itself adds."""
-        return self._encode(text, add_special_tokens=True)
+        return self._encode(text, add_special_tokens)
 
-    def encode_chat(self, messages: Sequence[tuple[str, str]]) -> tuple[int, ...]:
-        """Ids of (role, content) messages, rendered by the chat template, ready for the assistant's answer.
+    def encode_chat(self, prompt: ChatPrompt) -> tuple[int, ...]:
+        """Ids of a chat, rendered by the chat template, ready for the assistant's answer.
 
         Raises:
-            InvalidArgumentError: the model has no template, or the template refuses the messages.
+            InvalidArgumentError: the model has no template, or the template refuses the messages or has no
+                place for tools.
         """
-        conversation = [{"role": role, "content": content} for role, content in messages]
         if not self._tokenizer.chat_template:
             raise InvalidArgumentError.of("chat", "the model has no chat template; send text or token ids")
+        if prompt.tools and _TOOLS.search(self.chat_template) is None:
+            raise InvalidArgumentError.of("chat.tools", "the model's chat template has no place for tools")
+        conversation, tools = conversation_of(prompt), tools_of(prompt)
         try:
             text = self._tokenizer.apply_chat_template(
-                conversation, tokenize=False, add_generation_prompt=True
+                conversation, tools=tools, tokenize=False, add_generation_prompt=True
             )
-        except TemplateError as error:
+        except (TemplateError, TypeError) as error:
             raise InvalidArgumentError.of("chat", f"refused by the model's template: {error}") from error
         return self._encode(text, add_special_tokens=False)
+
+    @cached_property
+    def chat_template(self) -> str:
+        """The template that chats with tools are rendered by; "" without one."""
+        if not self._tokenizer.chat_template:
+            return ""
+        return str(self._tokenizer.get_chat_template(tools=[{}]))
 
     def _encode(self, text: str, add_special_tokens: bool) -> tuple[int, ...]:
         if len(text) < _LONG_TEXT:
             return tuple(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
         return tuple(self._backend.encode_batch([text], add_special_tokens=add_special_tokens)[0].ids)
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """Text of ids, special tokens left out."""
-        return str(self._backend.decode(list(token_ids), skip_special_tokens=True))
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Text of ids, special tokens left out unless they are asked for."""
+        return str(self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What one id stands for, special tokens by their names: maybe part of a character only."""
+        token = self._backend.id_to_token(token_id) or ""
+        if token_id in self.special_token_ids:
+            return token.encode()
+        if self._is_byte_level:
+            return self._token_bytes[token_id]
+        if (byte := _BYTE_TOKEN.fullmatch(token)) is not None:
+            return bytes([int(byte[1], 16)])
+        return token.replace(_WORD_MARK, " ").encode()
 
     def detokenizer(self) -> Detokenizer:
         """A fresh incremental decoder."""
@@ -86,7 +116,7 @@ class Tokenizer:
             return ByteDetokenizer(self._token_bytes)
         return WindowDetokenizer(self)
 
-    @property
+    @cached_property
     def _is_byte_level(self) -> bool:
         decoder = self._backend.decoder
         return decoder is not None and json.loads(decoder.__getstate__())["type"] == "ByteLevel"

@@ -11,8 +11,9 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from router.chat import text_size, texts_of
 from router.text import Tokenizer
-from specdecode.errors import FieldViolation, InvalidArgumentError
+from specdecode.errors import FieldViolation, InvalidArgumentError, Reason
 from specdecode.requests import (
     MAX_BIAS,
     MAX_CHOICES,
@@ -97,8 +98,8 @@ def _size(request: GenerateRequest) -> int:
     match request.prompt:
         case TextPrompt(text):
             return listed + len(text)
-        case ChatPrompt(messages):
-            return listed + sum(len(content) for _, content in messages) + len(messages)
+        case ChatPrompt(messages) as chat:
+            return listed + text_size(chat) + len(messages)
         case TokenPrompt(token_ids):
             return listed + len(token_ids)
         case None:
@@ -288,11 +289,10 @@ def _tokenise(request: GenerateRequest, tokenizer: Tokenizer, limits: ModelLimit
             field = "text"
             _check_prompt_bytes(field, [text], tokenizer, limits)
             token_ids = tokenizer.encode_text(text)
-        case ChatPrompt(messages):
+        case ChatPrompt(messages) as chat:
             field = "chat"
-            said = ["".join(message) for message in messages]
-            _check_prompt_bytes(field, said, tokenizer, limits)
-            token_ids = tokenizer.encode_chat(messages)
+            _check_prompt_bytes(field, texts_of(chat) if messages else (), tokenizer, limits)
+            token_ids = tokenizer.encode_chat(chat)
         case TokenPrompt(token_ids):
             field = "token_ids"
             checks = _Checks()
@@ -301,9 +301,8 @@ def _tokenise(request: GenerateRequest, tokenizer: Tokenizer, limits: ModelLimit
     if not token_ids:
         raise InvalidArgumentError.of(field, "is empty; at least 1 token")
     if len(token_ids) > longest:
-        raise InvalidArgumentError.of(
-            field, f"{_at_most(len(token_ids), longest, 'tokens')}, one less than the context"
-        )
+        limit = f"{_at_most(len(token_ids), longest, 'tokens')}, one less than the context"
+        raise InvalidArgumentError.of(field, limit, Reason.CONTEXT_EXCEEDED)
     return token_ids
 
 

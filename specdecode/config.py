@@ -41,6 +41,7 @@ from specdecode.types import MAX_DRAFT_TOKENS
 CONFIG_VARIABLE = "SPECDECODE_CONFIG"
 DEFAULT_MODEL = "smollm2-135m-instruct"
 ROUTER_PORT = 50051
+HTTP_PORT = 8080
 TARGET_PORT = 50052
 DRAFT_PORT = 50053
 COMMANDS = ("generate", "chat", "status", "figures", "plan", "simulate", "calibrate", "distill")
@@ -237,6 +238,13 @@ class RouterSettings(ServiceSettings):
         DEFAULT_MODEL, "tokenizer: a fetched name, a directory or a hub id", "not empty", min_length=1
     )
     port: int = _port(ROUTER_PORT)
+    http_port: OptionalInt = _option(
+        HTTP_PORT,
+        "TCP port of the HTTP front, 0 for any free one; none switches it off",
+        "0 to 65535, or none",
+        ge=0,
+        le=65535,
+    )
     targets: Addresses = _option(
         (f"127.0.0.1:{TARGET_PORT}",), "target replicas", "distinct host:port, comma between", min_length=1
     )

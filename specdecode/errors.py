@@ -78,9 +78,10 @@ class InvalidArgumentError(SpecdecodeError):
     default_reason = Reason.INVALID_ARGUMENT
 
     @classmethod
-    def of(cls, field: str, description: str) -> InvalidArgumentError:
+    def of(cls, field: str, description: str, reason: Reason | None = None) -> InvalidArgumentError:
         """The error for one field; `description` states the value and the limit."""
-        return cls(f"{field}: {description}", violations=(FieldViolation(field, description),))
+        violations = (FieldViolation(field, description),)
+        return cls(f"{field}: {description}", reason=reason, violations=violations)
 
 
 class NotFoundError(SpecdecodeError):

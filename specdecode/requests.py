@@ -31,6 +31,7 @@ MAX_STOP_TOKEN_IDS = 64
 MAX_LISTED_TOKEN_IDS = 2**18
 """Ids of one list of allowed or banned ones."""
 MAX_CHAT_MESSAGES = 2**14
+MAX_TOOLS = 256
 MAX_LOGPROBS = 20
 MAX_SALT_BYTES = 256
 MAX_TRAFFIC_CLASS_CHARACTERS = 64
@@ -73,10 +74,56 @@ class TextPrompt:
 
 
 @dataclass(frozen=True)
-class ChatPrompt:
-    """(role, content) messages for the model's chat template."""
+class ToolCall:
+    """A call that the assistant made.
 
-    messages: tuple[tuple[str, str], ...]
+    Attributes:
+        id: by which a message of role "tool" answers it.
+        arguments: a JSON object, as text.
+    """
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True)
+class ChatMessage:
+    """One message of a chat.
+
+    Attributes:
+        role: "system", "user", "assistant", "tool" or whatever else the model's template knows.
+        tool_calls: of the assistant.
+        tool_call_id: the call that a message of role "tool" answers.
+        name: of the speaker or the tool; "" for none.
+    """
+
+    role: str
+    content: str
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str = ""
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A function that the assistant may ask for.
+
+    Attributes:
+        parameters: JSON Schema of its arguments, as text; "" for none.
+    """
+
+    name: str
+    description: str = ""
+    parameters: str = ""
+
+
+@dataclass(frozen=True)
+class ChatPrompt:
+    """Messages, and the tools there are, for the model's chat template."""
+
+    messages: tuple[ChatMessage, ...]
+    tools: tuple[Tool, ...] = ()
 
 
 @dataclass(frozen=True)

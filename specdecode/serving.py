@@ -25,7 +25,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Never, TypeVar
+from typing import Any, Never, Protocol, TypeVar
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -212,12 +212,20 @@ async def _nothing() -> None:
     return None
 
 
+class Drains(Protocol):
+    """A server beside the gRPC one."""
+
+    async def drain(self, grace: float | None) -> None:
+        """As `Server.drain`."""
+
+
 @dataclass(frozen=True)
 class Running:
     """A started service.
 
     Attributes:
         server: drained on the first signal.
+        beside: drained with it.
         on_stopped: awaited after the last call has ended; stops the engine and closes channels.
         watched: a task the service can't live without, such as its engine loop: when it ends before a signal,
             the service drains and exits with 1.
@@ -226,6 +234,11 @@ class Running:
     server: Server
     on_stopped: Callable[[], Awaitable[None]] = _nothing
     watched: asyncio.Future[Any] | None = None
+    beside: tuple[Drains, ...] = ()
+
+    async def drain(self, grace: float | None) -> None:
+        """Refuses new calls everywhere, and gives running ones `grace` seconds (None: ends them)."""
+        await asyncio.gather(*(server.drain(grace) for server in (self.server, *self.beside)))
 
 
 def run_until_signalled(start: Callable[[], Coroutine[Any, Any, Running]], drain_seconds: float) -> int:
@@ -348,8 +361,8 @@ async def _stop(running: Running, second: asyncio.Event, drain_seconds: float) -
         error = None if watched.cancelled() else watched.exception()
         logger.error("the service failed and stops", exc_info=error)
     logger.info("draining: running calls have %g s to finish; a second signal ends them now", drain_seconds)
-    if await first_of(running.server.drain(drain_seconds), second.wait()) == 1:
-        await running.server.drain(None)
+    if await first_of(running.drain(drain_seconds), second.wait()) == 1:
+        await running.drain(None)
     await running.on_stopped()
     logger.info("stopped")
 
@@ -366,6 +379,7 @@ _QUIET = (
     "huggingface_hub",
     "transformers",
     "urllib3",
+    "uvicorn",
 )
 
 

@@ -22,6 +22,7 @@ import router.__main__ as router_main
 import target_service.__main__ as target_main
 from draft_service.loop import DraftLoop
 from draft_service.service import DraftServicer
+from router.http.server import HttpServer
 from specdecode.config import DraftSettings, RouterSettings, TargetSettings
 from specdecode.cost_tables import DraftCosts, StepCosts
 from specdecode.errors import SpecdecodeError
@@ -222,6 +223,13 @@ class RouterUnderTest:
         self.channel = connect(f"127.0.0.1:{running.server.port}", max_message_bytes)
         self.stub = router_grpc.RouterServiceStub(self.channel)
 
+    @property
+    def url(self) -> str:
+        """Of the HTTP front, which `http_port=0` switches on."""
+        (http,) = self.running.beside
+        assert isinstance(http, HttpServer)
+        return f"http://127.0.0.1:{http.port}"
+
     async def status(self) -> Any:
         """GetStatus."""
         return await self.stub.GetStatus(pb.GetStatusRequest(), timeout=DEADLINE)
@@ -233,7 +241,7 @@ class RouterUnderTest:
     async def stop(self) -> None:
         """Closes the client's connection and ends the router."""
         await self.channel.close()
-        await self.running.server.drain(None)
+        await self.running.drain(None)
         await self.running.on_stopped()
 
 
@@ -241,7 +249,7 @@ async def start_router(
     model: Path, targets: list[str], draft: str | None, **settings: Any
 ) -> RouterUnderTest:
     """A router that has found its target."""
-    fixed = {"estimates_path": None, "port": 0}
+    fixed = {"estimates_path": None, "port": 0, "http_port": None}
     chosen = RouterSettings(**(fixed | settings), model=str(model), targets=tuple(targets), draft=draft)
     running = await asyncio.wait_for(router_main.start(chosen), DEADLINE)
     return RouterUnderTest(running, chosen.max_message_bytes)

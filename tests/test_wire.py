@@ -84,10 +84,12 @@ def router_requests() -> st.SearchStrategy[requests.GenerateRequest]:
         logprobs=st.none() | uint32,
         seed=st.none() | uint64,
     )
+    calls = tuples(st.builds(requests.ToolCall, text, text, text))
+    messages = st.builds(requests.ChatMessage, text, text, calls, text, text)
     prompts = (
         st.none()
         | st.builds(requests.TextPrompt, text)
-        | st.builds(requests.ChatPrompt, tuples(st.tuples(text, text)))
+        | st.builds(requests.ChatPrompt, tuples(messages), tuples(st.builds(requests.Tool, text, text, text)))
         | st.builds(requests.TokenPrompt, token_ids)
     )
     speculation = st.builds(

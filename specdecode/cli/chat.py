@@ -16,11 +16,9 @@ from specdecode.cli.flags import ConnectionFlags, SamplingFlags, SpeculationFlag
 from specdecode.cli.generate import open_router
 from specdecode.client import Completion, RouterClient
 from specdecode.errors import SpecdecodeError, UnavailableError
-from specdecode.requests import ChatPrompt, GenerateRequest
+from specdecode.requests import ChatMessage, ChatPrompt, GenerateRequest
 
 _HELP = "Ctrl-C interrupts a reply, /reset starts anew, /exit or Ctrl-D leaves"
-
-Message = tuple[str, str]
 
 
 def chat(
@@ -36,7 +34,7 @@ def chat(
     Asks a running router: one message a line, and the conversation is remembered. Ctrl-C interrupts a reply,
     /reset starts anew, /exit or Ctrl-D leaves.
     """
-    beginning = () if system is None else (("system", system),)
+    beginning = () if system is None else (ChatMessage("system", system),)
     asked = GenerateRequest(None, sampling.options(), speculation.options())
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401  (gives `input` editing and history)
@@ -57,7 +55,7 @@ class Conversation:
         client: RouterClient,
         asked: GenerateRequest,
         timeout: float | None,
-        beginning: tuple[Message, ...],
+        beginning: tuple[ChatMessage, ...],
     ) -> None:
         self._client = client
         self._asked = asked
@@ -74,7 +72,7 @@ class Conversation:
 
         An interrupted reply is remembered as far as it came; a message that failed is forgotten.
         """
-        messages = (*self.messages, ("user", text))
+        messages = (*self.messages, ChatMessage("user", text))
         request = GenerateRequest(ChatPrompt(messages), self._asked.sampling, self._asked.speculation)
         completion = Completion(0)
         began = time.monotonic()
@@ -86,7 +84,7 @@ class Conversation:
         finally:
             if completion.text:
                 show.write("\n")
-                self.messages = (*messages, ("assistant", completion.text))
+                self.messages = (*messages, ChatMessage("assistant", completion.text))
         seconds = time.monotonic() - began
         return show.summary(completion.usage, seconds, show.end_of(completion))
 

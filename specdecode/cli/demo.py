@@ -21,6 +21,7 @@ from specdecode.client import Completion, RouterClient
 from specdecode.config import DEFAULT_MODEL
 from specdecode.errors import SpecdecodeError, UnavailableError
 from specdecode.requests import (
+    ChatMessage,
     ChatPrompt,
     GenerateRequest,
     Prompt,
@@ -74,13 +75,13 @@ CASES = (
     ),
     Case(
         "chat, temperature 0, model drafter",
-        ChatPrompt((("user", "Write a short poem about the sea."),)),
+        ChatPrompt((ChatMessage("user", "Write a short poem about the sea."),)),
         SamplingOptions(temperature=0.0, max_tokens=40),
         SpeculationOptions(num_draft_tokens=3, drafter=DrafterKind.MODEL),
     ),
     Case(
         "sampled, temperature 0.8, seed 7, model drafter",
-        ChatPrompt((("user", "Write a short poem about a lighthouse."),)),
+        ChatPrompt((ChatMessage("user", "Write a short poem about a lighthouse."),)),
         SamplingOptions(temperature=0.8, seed=7, max_tokens=40),
         SpeculationOptions(num_draft_tokens=3, drafter=DrafterKind.MODEL),
     ),
@@ -121,6 +122,7 @@ def _flags() -> StackFlags:
         router_port="0",
         target_port="0",
         draft_port="0",
+        http_port="none",
         # On a busy machine drafts would be late, and the rounds go on without them.
         draft_deadline_seconds="10",
     )
@@ -210,7 +212,7 @@ def _prompt_text(prompt: Prompt) -> str:
         case TextPrompt(text):
             return text.rstrip("\n")
         case ChatPrompt(messages):
-            return "\n".join(f"{role}: {content}" for role, content in messages)
+            return "\n".join(f"{message.role}: {message.content}" for message in messages)
         case _:
             return ""
 

@@ -22,7 +22,7 @@ from specdecode.cli.flags import (
 )
 from specdecode.client import STATUS_SECONDS, Completion, RouterClient, total_usage
 from specdecode.errors import UnavailableError
-from specdecode.requests import ChatPrompt, GenerateRequest, Prompt, TextPrompt
+from specdecode.requests import ChatMessage, ChatPrompt, GenerateRequest, Prompt, TextPrompt
 
 
 @contextlib.asynccontextmanager
@@ -77,8 +77,8 @@ def generate(
 def _prompt(text: str, chat: bool, system: str | None) -> Prompt:
     if not chat:
         return TextPrompt(text)
-    before = () if system is None else (("system", system),)
-    return ChatPrompt((*before, ("user", text)))
+    before = () if system is None else (ChatMessage("system", system),)
+    return ChatPrompt((*before, ChatMessage("user", text)))
 
 
 async def _generate(

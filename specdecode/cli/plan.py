@@ -6,7 +6,7 @@ Options not given here reach the services as they always do, by environment and 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, TypeVar
 
 import typer
@@ -45,6 +45,7 @@ _SETTINGS = {
     "threads": _Setting("num_threads", _BOTH_MODELS),
     "kv_memory": _Setting("kv_memory", _BOTH_MODELS),
     "router_port": _Setting("port", (RouterSettings,)),
+    "http_port": _Setting("http_port", (RouterSettings,)),
     "target_port": _Setting("port", (TargetSettings,)),
     "draft_port": _Setting("port", (DraftSettings,)),
     "num_draft_tokens": _Setting("num_draft_tokens", (RouterSettings,)),
@@ -77,6 +78,7 @@ class StackFlags:
     threads: Annotated[str | None, _setting("threads", "INTEGER")] = None
     kv_memory: Annotated[str | None, _setting("kv_memory", "SIZE")] = None
     router_port: Annotated[str | None, _setting("router_port", "PORT")] = None
+    http_port: Annotated[str | None, _setting("http_port", "PORT")] = None
     target_port: Annotated[str | None, _setting("target_port", "PORT")] = None
     draft_port: Annotated[str | None, _setting("draft_port", "PORT")] = None
     num_draft_tokens: Annotated[str | None, _setting("num_draft_tokens", "INTEGER")] = None
@@ -102,15 +104,18 @@ def plan(flags: StackFlags) -> list[Service]:
         raise _bad_parameter(reader.violations)
     ports = _Ports()
     addresses = [ports.address(target), ports.address(draft), ports.address(router)]
+    http = None if router.http_port is None else ports.at("--http-port", router.host, router.http_port)
     if ports.violations:
         raise _bad_parameter(ports.violations)
     joint = {"targets": addresses[0], "draft": addresses[1]}
+    if http is not None:
+        joint["http_port"] = _port_of(http)
     if "model" not in router.model_fields_set:
         joint["model"] = target.model
     return [
         _service(target, flags, addresses[0], {}),
         _service(draft, flags, addresses[1], {}),
-        _service(router, flags, addresses[2], joint),
+        replace(_service(router, flags, addresses[2], joint), url=f"http://{http}" if http else ""),
     ]
 
 
@@ -119,8 +124,12 @@ def _bad_parameter(violations: Sequence[FieldViolation]) -> typer.BadParameter:
     return typer.BadParameter("\n".join(lines))
 
 
+def _port_of(address: str) -> str:
+    return address.rsplit(":", 1)[1]
+
+
 def _service(settings: ServiceSettings, flags: StackFlags, address: str, joint: dict[str, str]) -> Service:
-    overrides = {**joint, "port": address.rsplit(":", 1)[1]}
+    overrides = {**joint, "port": _port_of(address)}
     argv = _argv(type(settings), flags, overrides)
     module = settings.program.split()[-1]
     optional = isinstance(settings, DraftSettings)
@@ -170,10 +179,13 @@ class _Ports:
 
     def address(self, settings: TargetSettings | DraftSettings | RouterSettings) -> str:
         """Where the service is reached from this machine."""
-        port = settings.port or free_port(settings.host, self._taken)
-        if port in self._taken or not is_free(settings.host, port):
-            description = f"{port} is in use; 0 takes a free port"
-            self.violations.append(FieldViolation(f"--{settings.section}-port", description))
+        return self.at(f"--{settings.section}-port", settings.host, settings.port)
+
+    def at(self, option: str, host: str, port: int) -> str:
+        """Where whoever listens on `port` of `host` is reached from this machine."""
+        port = port or free_port(host, self._taken)
+        if port in self._taken or not is_free(host, port):
+            self.violations.append(FieldViolation(option, f"{port} is in use; 0 takes a free port"))
         self._taken.add(port)
-        host = _ANYWHERE.get(settings.host, settings.host)
+        host = _ANYWHERE.get(host, host)
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

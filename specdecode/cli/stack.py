@@ -43,6 +43,7 @@ class Service:
         address: host:port at which it will answer.
         drain_seconds: its own grace after SIGTERM.
         optional: whether the others go on without it.
+        url: where it answers HTTP; "" if it does not.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Service:
     address: str
     drain_seconds: float
     optional: bool = False
+    url: str = ""
 
 
 class Child:

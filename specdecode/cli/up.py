@@ -61,7 +61,7 @@ async def _up(services: Sequence[Service]) -> int:
             event = await _first_event(stack, stop, stack.serving(stack.children, _report))
         in_order = True
         if event is _Event.READY:
-            _introduce(stack.children[-1].service.address)
+            _introduce(stack.children[-1].service)
             event = await _end(stack, stop)
             _say_why(stack, event)
             stop.set()
@@ -128,8 +128,10 @@ def _report(service: Service, seconds: float) -> None:
     show.say(f"{service.name:>6} ready at {service.address} after {seconds:.1f} s", "bold")
 
 
-def _introduce(address: str) -> None:
-    where = "" if address == DEFAULT_ADDRESS else f" --address {address}"
-    show.say(f"router at {address}; try, in another terminal:", "bold")
+def _introduce(router: Service) -> None:
+    where = "" if router.address == DEFAULT_ADDRESS else f" --address {router.address}"
+    show.say(f"router at {router.address}; try, in another terminal:", "bold")
     show.say(f'  specdecode generate "Why is the sky blue?" --chat{where}')
+    if router.url:
+        show.say(f"OpenAI's API at {router.url}/v1, and a page that shows rounds at {router.url}/", "bold")
     show.say("Ctrl-C stops", "dim")

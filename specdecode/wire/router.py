@@ -15,6 +15,8 @@ from specdecode.requests import (
     MAX_LOGIT_BIASES,
     MAX_STOP_TOKEN_IDS,
     MAX_STOPS,
+    MAX_TOOLS,
+    ChatMessage,
     ChatPrompt,
     EmittedToken,
     GenerateRequest,
@@ -28,6 +30,8 @@ from specdecode.requests import (
     TextPrompt,
     Tier,
     TokenPrompt,
+    Tool,
+    ToolCall,
 )
 from specdecode.types import RoundRecord, Usage
 from specdecode.v1 import router_service_pb2 as pb
@@ -119,13 +123,31 @@ def _prompt_to_proto(prompt: Prompt | None) -> dict[str, Any]:
     match prompt:
         case TextPrompt(text):
             return {"text": text}
-        case ChatPrompt(messages):
-            said = [pb.ChatMessage(role=role, content=content) for role, content in messages]
-            return {"chat": pb.ChatPrompt(messages=said)}
+        case ChatPrompt(messages, tools):
+            chat = pb.ChatPrompt(
+                messages=map(_chat_message_to_proto, messages),
+                tools=[
+                    pb.Tool(name=tool.name, description=tool.description, parameters=tool.parameters)
+                    for tool in tools
+                ],
+            )
+            return {"chat": chat}
         case TokenPrompt(token_ids):
             return {"token_ids": types_pb2.TokenIds(ids=token_ids)}
         case None:
             return {}
+
+
+def _chat_message_to_proto(message: ChatMessage) -> pb.ChatMessage:
+    return pb.ChatMessage(
+        role=message.role,
+        content=message.content,
+        tool_calls=[
+            pb.ToolCall(id=call.id, name=call.name, arguments=call.arguments) for call in message.tool_calls
+        ],
+        tool_call_id=message.tool_call_id,
+        name=message.name,
+    )
 
 
 def _sampling_options_to_proto(options: SamplingOptions) -> pb.SamplingOptions:
@@ -198,13 +220,23 @@ def _prompt_from_proto(message: pb.GenerateRequest) -> Prompt | None:
         case "text":
             return TextPrompt(message.text)
         case "chat":
-            messages = message.chat.messages
-            _require_count("chat.messages", messages, MAX_CHAT_MESSAGES, "messages")
-            return ChatPrompt(tuple((entry.role, entry.content) for entry in messages))
+            return _chat_prompt_from_proto(message.chat)
         case "token_ids":
             return TokenPrompt(tuple(message.token_ids.ids))
         case _:
             return None
+
+
+def _chat_prompt_from_proto(chat: pb.ChatPrompt) -> ChatPrompt:
+    _require_count("chat.messages", chat.messages, MAX_CHAT_MESSAGES, "messages")
+    _require_count("chat.tools", chat.tools, MAX_TOOLS, "tools")
+    tools = tuple(Tool(entry.name, entry.description, entry.parameters) for entry in chat.tools)
+    return ChatPrompt(tuple(map(_chat_message_from_proto, chat.messages)), tools)
+
+
+def _chat_message_from_proto(message: pb.ChatMessage) -> ChatMessage:
+    calls = tuple(ToolCall(call.id, call.name, call.arguments) for call in message.tool_calls)
+    return ChatMessage(message.role, message.content, calls, message.tool_call_id, message.name)
 
 
 def _sampling_options_from_proto(message: pb.SamplingOptions) -> SamplingOptions:

@@ -139,6 +139,7 @@ def program(*args: str) -> Iterator[Program]:
 def up_arguments(model: Path, *more: str) -> list[str]:
     """`up` with this model for all services, on free ports."""
     ports = [f"--{service}-port=0" for service in ("router", "target", "draft")]
+    ports.append("--http-port=0")
     sizes = ["--kv-memory=16MiB", "--threads=1", "--dtype=float32"]
     return ["up", f"--model={model}", *ports, *sizes, *more]
 

@@ -13,6 +13,7 @@ from router.text import Tokenizer
 from specdecode.client import Completion, RouterClient, total_usage
 from specdecode.errors import DeadlineExceededError, InvalidArgumentError, UnavailableError
 from specdecode.requests import (
+    ChatMessage,
     ChatPrompt,
     GenerateRequest,
     SamplingOptions,
@@ -61,7 +62,9 @@ async def test_every_kind_of_prompt_is_understood(model: Path) -> None:
         ids = Tokenizer(model).encode_text(FOX.text)
         (by_ids,) = await complete(client, GenerateRequest(TokenPrompt(ids), greedy()))
         assert by_ids.token_ids == by_text.token_ids
-        (chat,) = await complete(client, GenerateRequest(ChatPrompt((("user", FOX.text),)), greedy()))
+        (chat,) = await complete(
+            client, GenerateRequest(ChatPrompt((ChatMessage("user", FOX.text),)), greedy())
+        )
         assert chat.usage.num_prompt_tokens > by_text.usage.num_prompt_tokens
 
 

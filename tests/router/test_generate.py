@@ -10,6 +10,7 @@ import pytest
 import pytest_asyncio
 
 from router.text import Tokenizer
+from specdecode.requests import ChatMessage, ChatPrompt
 from specdecode.types import FinishReason, Origin
 from specdecode.v1 import router_service_pb2 as pb
 from tests.router import tiny
@@ -259,7 +260,7 @@ async def test_chat_is_answered_after_its_template(
     request = pb.GenerateRequest(sampling=pb.SamplingOptions(temperature=0, max_tokens=8))
     request.chat.messages.add(role="user", content="the fox")
     answer = await services.generate_one(request)
-    prompt = byte_level.encode_chat([("user", "the fox")])
+    prompt = byte_level.encode_chat(ChatPrompt((ChatMessage("user", "the fox"),)))
     assert prompt[0] == tiny.BOS
     assert answer.ids == greedy(model, prompt, 8)
     assert answer.rounds == []

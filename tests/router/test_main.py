@@ -22,8 +22,10 @@ LIMIT = 1 << 24
 
 
 @asynccontextmanager
-async def router_process(model: Path, target: Target) -> AsyncIterator[asyncio.subprocess.Process]:
-    options = {"model": model, "targets": target.address, "draft": "none", "port": 0}
+async def router_process(
+    model: Path, target: Target, http_port: int | str = "none"
+) -> AsyncIterator[asyncio.subprocess.Process]:
+    options = {"model": model, "targets": target.address, "draft": "none", "port": 0, "http-port": http_port}
     arguments = [f"--{name}={value}" for name, value in options.items()]
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "router", *arguments, stderr=asyncio.subprocess.PIPE

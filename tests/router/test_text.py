@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from router.text import TextStream, Tokenizer
 from specdecode.errors import InvalidArgumentError
+from specdecode.requests import ChatMessage, ChatPrompt
 from specdecode.tokenizer import fingerprint, load_tokenizer
 from tests.router import tiny
 
@@ -183,14 +184,14 @@ async def test_text_prompts_keep_the_characters_they_came_with(tokenizer: Tokeni
 
 
 async def test_chat_is_rendered_by_the_template(byte_level: Tokenizer) -> None:
-    ids = byte_level.encode_chat([("user", "the fox")])
+    ids = byte_level.encode_chat(ChatPrompt((ChatMessage("user", "the fox"),)))
     assert ids[0] == tiny.BOS
     assert byte_level.decode(ids) == "user\nthe fox\nassistant"
 
 
 async def test_chat_that_the_template_refuses_names_the_field(byte_level: Tokenizer) -> None:
     with pytest.raises(InvalidArgumentError, match="unknown role") as caught:
-        byte_level.encode_chat([("robot", "hello")])
+        byte_level.encode_chat(ChatPrompt((ChatMessage("robot", "hello"),)))
     assert caught.value.violations[0].field == "chat"
 
 

@@ -13,6 +13,7 @@ from router.text import Tokenizer
 from router.validation import ModelLimits, ResolvedRequest, resolve
 from specdecode.errors import InvalidArgumentError
 from specdecode.requests import (
+    ChatMessage,
     ChatPrompt,
     GenerateRequest,
     SamplingOptions,
@@ -86,7 +87,7 @@ BAD_OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"prompt": None}, "prompt"),
     ({"prompt": TextPrompt("")}, "text"),
     ({"prompt": ChatPrompt(())}, "chat"),
-    ({"prompt": ChatPrompt((("robot", "hello"),))}, "chat"),
+    ({"prompt": ChatPrompt((ChatMessage("robot", "hello"),))}, "chat"),
     ({"prompt": TokenPrompt(())}, "token_ids"),
     ({"prompt": TokenPrompt((1, 10**6))}, "token_ids.ids[1]"),
     ({"prompt": TokenPrompt((5,) * MAX_LENGTH)}, "token_ids"),
@@ -121,7 +122,7 @@ class Awaited(ModelLimits):
     "fields",
     [
         {"prompt": TextPrompt("the fox " * 1000)},
-        {"prompt": ChatPrompt((("user", "the fox"),) * 5000)},
+        {"prompt": ChatPrompt((ChatMessage("user", "the fox"),) * 5000)},
         {"prompt": TokenPrompt((5,) * 5000)},
         {"prompt": TextPrompt("the fox"), "sampling": SamplingOptions(banned_token_ids=(5,) * 5000)},
     ],
@@ -253,7 +254,7 @@ def test_every_field_of_the_request_crosses_the_edge() -> None:
     message.speculation.drafter = 1
     message.speculation.method = 3
     assert generate_request_from_proto(message) == GenerateRequest(
-        prompt=ChatPrompt((("user", "hi"),)),
+        prompt=ChatPrompt((ChatMessage("user", "hi"),)),
         sampling=SamplingOptions(
             temperature=0.5,
             top_k=2,
