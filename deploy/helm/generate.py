@@ -31,7 +31,10 @@ SET_BY_CHART = {
     "draft": "model port device registry replica_id advertised_host",
 }
 """Options that follow from values of their own, and can't be set below `settings`."""
-SET_FOR_ALL = "host drain_seconds otlp_endpoint metrics_port tls_cert tls_key tls_client_ca tls_client_names health_port"
+SET_FOR_ALL = (
+    "host drain_seconds otlp_endpoint metrics_port "
+    "tls_cert tls_key tls_client_ca tls_client_names health_port"
+)
 
 Schema = dict[str, Any]
 
