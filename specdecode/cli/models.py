@@ -23,7 +23,7 @@ app = typer.Typer(help="Fetch, list and convert models.", no_args_is_help=True)
 
 
 def fetch_shown(names: Sequence[str]) -> list[Path]:
-    """Directories of models (for none named, of all known ones), fetched if needed; progress goes to stderr."""
+    """Directories of models (for none named, of all known), fetched if needed; progress goes to stderr."""
     from specdecode import models
 
     names = names or list(models.KNOWN_MODELS)
