@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from typing import Any
 
@@ -20,6 +20,7 @@ from router.text import Tokenizer
 from router.validation import ModelLimits, ResolvedRequest, resolve
 from specdecode import __version__
 from specdecode.config import RouterSettings
+from specdecode.cost_tables import DraftCosts, StepCosts
 from specdecode.errors import (
     CancelledError,
     NotFoundError,
@@ -29,7 +30,7 @@ from specdecode.errors import (
 )
 from specdecode.figures import Figures
 from specdecode.requests import GenerateRequest, Piece, ReplicaStatus, RouterStatus
-from specdecode.types import ModelInfo
+from specdecode.types import DrafterKind, ModelInfo
 
 logger = logging.getLogger(__name__)
 
@@ -229,6 +230,16 @@ class Router:
         if not contexts:
             raise UnavailableError("no target replica has been met yet", retry_after=_RETRY_SECONDS)
         return min(contexts)
+
+    @property
+    def step_costs(self) -> StepCosts | None:
+        """What the first target measured of its steps; None where it did not."""
+        return next((link.costs for link in self._links if link.costs is not None), None)
+
+    @property
+    def draft_costs(self) -> Mapping[DrafterKind, DraftCosts]:
+        """What the draft service measured of its drafters, as it is corrected by what they take."""
+        return self._drafts.costs
 
     @property
     def _infos(self) -> list[ModelInfo]:

@@ -1,11 +1,13 @@
-"""A client of the router: what it is asked and what it answers as dataclasses of `specdecode.requests`.
+"""Clients of the router: what it is asked and what it answers as dataclasses of `specdecode.requests`.
 
     async with await RouterClient.open("127.0.0.1:50051") as client:
         request = GenerateRequest(TextPrompt("Once upon a time"), SamplingOptions(max_tokens=64))
         async for piece in client.generate(request, timeout_seconds=60.0):
             print(piece.text, end="", flush=True)
 
-Whatever goes wrong is an error of `specdecode.errors`. Leaving the loop early cancels the request.
+Whatever goes wrong is an error of `specdecode.errors`. Leaving the loop early cancels the request. A client
+that is opened with `retries` makes requests again that were refused for want of room, within a budget.
+`specdecode.sync_client` is the same without asyncio.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from specdecode.config import ServiceSettings
 from specdecode.errors import InvalidArgumentError, SpecdecodeError, UnavailableError
 from specdecode.figures import Figures
 from specdecode.requests import EmittedToken, GenerateRequest, Piece, PolicyOptions, RouterStatus
+from specdecode.retries import Attempts, Retries
 from specdecode.serving import connect, error_from_rpc
 from specdecode.types import FinishReason, RoundRecord, Usage
 from specdecode.v1 import router_service_pb2 as pb
@@ -36,8 +39,10 @@ MAX_MESSAGE_BYTES: int = ServiceSettings.model_fields["max_message_bytes"].defau
 class RouterClient:
     """One connection to a router, for any number of requests at once; made by `open`."""
 
-    def __init__(self, address: str, channel: grpc.aio.Channel) -> None:
+    def __init__(self, address: str, channel: grpc.aio.Channel, retries: Retries | None = None) -> None:
+        """`retries`: None makes each request once."""
         self.address = address
+        self._retries = retries
         self._channel = channel
         self._stub = pb_grpc.RouterServiceStub(channel)
 
@@ -48,8 +53,9 @@ class RouterClient:
         *,
         connect_seconds: float = CONNECT_SECONDS,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
+        retries: Retries | None = None,
     ) -> Self:
-        """Connects to `address` (host:port).
+        """Connects to `address` (host:port); without `retries` each request is made once.
 
         Raises:
             UnavailableError: nothing answers there, at once where the connection is refused.
@@ -61,7 +67,7 @@ class RouterClient:
         except (TimeoutError, ConnectionError):
             await channel.close()
             raise UnavailableError(f"no router answers at {address}") from None
-        return cls(address, channel)
+        return cls(address, channel, retries)
 
     async def __aenter__(self) -> Self:
         return self
@@ -86,14 +92,22 @@ class RouterClient:
         Raises:
             SpecdecodeError: the request was refused or failed; a choice's own failure is in its piece.
         """
-        call = self._stub.Generate(_message_of(request), timeout=timeout_seconds)
-        try:
-            async for message in call:
-                yield wire.piece_from_proto(message)
-        except grpc.aio.AioRpcError as error:
-            raise error_from_rpc(error) from None
-        finally:
-            call.cancel()
+        attempts = Attempts(self._retries, timeout_seconds)
+        message = message_of(request)
+        while True:
+            pause: float | None = None
+            call = self._stub.Generate(message, timeout=attempts.begin())
+            try:
+                async for answer in call:
+                    attempts.heard()
+                    yield wire.piece_from_proto(answer)
+            except grpc.aio.AioRpcError as error:
+                pause = attempts.pause_after(error_from_rpc(error))
+            finally:
+                call.cancel()
+            if pause is None:
+                return
+            await asyncio.sleep(pause)
 
     async def get_status(self, *, timeout_seconds: float = STATUS_SECONDS) -> RouterStatus:
         """The router's replicas and load.
@@ -146,7 +160,12 @@ async def _answer(call: Awaitable[Any]) -> Any:
         raise error_from_rpc(error) from None
 
 
-def _message_of(request: GenerateRequest) -> pb.GenerateRequest:
+def message_of(request: GenerateRequest) -> pb.GenerateRequest:
+    """The message that asks for it.
+
+    Raises:
+        InvalidArgumentError: it can't be said in one.
+    """
     try:
         return wire.generate_request_to_proto(request)
     except ValueError as error:  # integers outside 32 or 64 bits, text that is not Unicode

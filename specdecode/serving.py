@@ -74,14 +74,22 @@ def server_options(max_message_bytes: int) -> list[tuple[str, int]]:
 
 def connect(address: str, max_message_bytes: int) -> grpc.aio.Channel:
     """A channel of its own connection to `address` (host:port), with the servers' limits and keepalive."""
-    options = [
+    return grpc.aio.insecure_channel(address, options=_channel_options(max_message_bytes))
+
+
+def connect_sync(address: str, max_message_bytes: int) -> grpc.Channel:
+    """As `connect`, for programs without an event loop."""
+    return grpc.insecure_channel(address, options=_channel_options(max_message_bytes))
+
+
+def _channel_options(max_message_bytes: int) -> list[tuple[str, int]]:
+    return [
         *_common_options(max_message_bytes),
         ("grpc.use_local_subchannel_pool", 1),
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.min_reconnect_backoff_ms", 1_000),
         ("grpc.max_reconnect_backoff_ms", 2_000),
     ]
-    return grpc.aio.insecure_channel(address, options=options)
 
 
 class Server:
@@ -189,7 +197,7 @@ async def aborting(context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator
         await abort(context, InternalError("internal error; the service's log has the details"))
 
 
-def error_from_rpc(error: grpc.aio.AioRpcError) -> SpecdecodeError:
+def error_from_rpc(error: grpc.aio.AioRpcError | grpc.Call) -> SpecdecodeError:
     """What the other side meant, with its details; errors of gRPC itself have none and go by their code."""
     code: int = error.code().value[0]
     for key, value in error.trailing_metadata() or ():

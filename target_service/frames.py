@@ -9,6 +9,8 @@ from specdecode.types import StepFrame, StepResult, StepTimes
 
 HELD_SECONDS = 0.003
 """A frame may be held back this long for each of its results."""
+HELD_ON_CORES_SECONDS = 0.032
+"""And this long where steps run on the cores that messages take time of: too short for a reader to see."""
 MIN_LEASE_LEFT = 3
 """Whose lease is shorter than this is waited for: the router needs time to renew it."""
 
@@ -62,9 +64,13 @@ class HeldFrames:
 
     A message costs both processes time whatever it carries, and a step on the same cores waits for it; what
     is said in the middle of a lease changes nothing that the router does.
+
+    Args:
+        least_seconds: that a frame may be held back, however few its results.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, least_seconds: float = 0.0) -> None:
+        self._least_seconds = least_seconds
         self._frames: list[StepFrame] = []
         self._present: set[int] = set()
         self._last_sent = 0.0
@@ -76,7 +82,7 @@ class HeldFrames:
         can_wait = all(result.sequence in present and _can_wait(result) for result in frame.results)
         # By the end of another step.
         age = now + frame.load.step_seconds - self._last_sent
-        if can_wait and 0.0 <= age <= HELD_SECONDS * len(frame.results):
+        if can_wait and 0.0 <= age <= max(HELD_SECONDS * len(frame.results), self._least_seconds):
             return None
         return self.release(now)
 

@@ -16,7 +16,7 @@ from specdecode.errors import InternalError, Reason, UnavailableError
 from specdecode.types import DecodeFrame, LoadSnapshot, StepFrame, StepResult
 from target_service.calibration import Recalibration
 from target_service.engine import Engine, StepOutcome
-from target_service.frames import HeldFrames
+from target_service.frames import HELD_ON_CORES_SECONDS, HeldFrames
 from target_service.sequence import SequenceKey
 
 log = logging.getLogger("target_service")
@@ -90,6 +90,8 @@ class EngineLoop:
         self._inbox: deque[Callable[[], None]] = deque()
         self._streams: dict[int, Deliver] = {}
         self._held: dict[int, HeldFrames] = {}
+        on_cores = engine.lm.model.device.type == "cpu"
+        self._least_held_seconds = HELD_ON_CORES_SECONDS if on_cores else 0.0
         self._numbers = count(1)
         self._stopping = False
         self._draining = False
@@ -244,7 +246,7 @@ class EngineLoop:
         # Whose sequences had no part in this step, preempted perhaps, may have none for long.
         frames = {s: held.release(now) for s, held in self._held.items() if s not in results}
         for stream, own in results.items():
-            held = self._held.setdefault(stream, HeldFrames())
+            held = self._held.setdefault(stream, HeldFrames(self._least_held_seconds))
             frames[stream] = held.take(StepFrame(outcome.step, outcome.load, tuple(own)), now)
         for stream, frame in frames.items():
             deliver = self._streams.get(stream)

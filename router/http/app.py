@@ -51,11 +51,15 @@ def build_app(front: HttpFront) -> FastAPI:
         "/v1/models/{name:path}": front.model,
         "/health": front.health,
         "/version": front.version,
+        "/specdecode/state": front.state,
+        "/specdecode/plan": front.plan,
+        "/page/{name}": front.page,
     }
     for path, handler in posts.items():
         app.add_api_route(path, handler, methods=["POST"], openapi_extra=_described(path))
     for path, handler in gets.items():
         app.add_api_route(path, handler, methods=["GET"])
+    app.add_api_route("/", front.index, methods=["GET"], include_in_schema=False)
     app.add_exception_handler(SpecdecodeError, _on_error)
     app.add_exception_handler(RefusedError, _on_refusal)
     app.add_exception_handler(HTTPException, _on_http_error)

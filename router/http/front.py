@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
-from fastapi import Request
+from fastapi import HTTPException, Request
 from starlette.responses import Response
 
 from router.http import bodies
@@ -18,6 +18,8 @@ from router.http.generation import Said, gather, generate, resolve
 from router.http.reading import read
 from router.http.responses import EventStream, JsonResponse, Presence, event
 from router.http.shapes import ChatShape, CompletionShape, Shape
+from router.http.state import plan_of, state_of
+from router.http.static import page_files, page_response
 from router.parsing import trace_context
 from router.router import Router
 from router.text import Tokenizer
@@ -41,6 +43,7 @@ class HttpFront:
         self._router = router
         self._tokenizer = tokenizer
         self._settings = settings
+        self._files = page_files()
         self._began = int(time.time())
         self._fingerprint = f"specdecode-{__version__}-{tokenizer.fingerprint[:12]}"
 
@@ -130,6 +133,26 @@ class HttpFront:
         """`GET /health`: 200 while a target can be used."""
         usable = any(target.connected for target in self._router.status().targets)
         return JsonResponse({"status": "ok" if usable else "no target can be used"}, 200 if usable else 503)
+
+    async def state(self) -> Response:
+        """`GET /specdecode/state`."""
+        return JsonResponse(state_of(self._router))
+
+    async def plan(self) -> Response:
+        """`GET /specdecode/plan`."""
+        router = self._router
+        told = await asyncio.to_thread(plan_of, router.step_costs, dict(router.draft_costs), router.figures())
+        return JsonResponse(told)
+
+    async def index(self) -> Response:
+        """`GET /`."""
+        return await self.page("index.html")
+
+    async def page(self, name: str) -> Response:
+        """`GET /page/NAME`."""
+        if name not in self._files:
+            raise HTTPException(404, "Not Found")
+        return page_response(*self._files[name])
 
     async def version(self) -> Response:
         """`GET /version`."""

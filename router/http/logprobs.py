@@ -10,7 +10,7 @@ from router.text import Tokenizer
 from specdecode.requests import EmittedToken
 from specdecode.types import TokenLogprobs
 
-_LEAST = -9999.0
+LEAST_LOGPROB = -9999.0
 """What OpenAI says of a token without any probability: JSON has no infinity."""
 
 
@@ -31,7 +31,11 @@ def chat_logprobs(tokenizer: Tokenizer, tokens: Sequence[EmittedToken]) -> dict[
 
 def _entry(tokenizer: Tokenizer, token_id: int, logprob: float) -> dict[str, Any]:
     data = tokenizer.token_bytes(token_id)
-    return {"token": data.decode(errors="replace"), "logprob": max(logprob, _LEAST), "bytes": list(data)}
+    return {
+        "token": data.decode(errors="replace"),
+        "logprob": max(logprob, LEAST_LOGPROB),
+        "bytes": list(data),
+    }
 
 
 class CompletionLogprobs:
@@ -52,7 +56,7 @@ class CompletionLogprobs:
         offsets = [self._next_offset(entry.token_id) for entry in told]
         return {
             "tokens": [token_text(self._tokenizer, entry.token_id) for entry in told],
-            "token_logprobs": [max(entry.logprob, _LEAST) for entry in told],
+            "token_logprobs": [max(entry.logprob, LEAST_LOGPROB) for entry in told],
             "top_logprobs": [self._top(entry) for entry in told],
             "text_offset": offsets,
         }
@@ -70,4 +74,6 @@ class CompletionLogprobs:
     def _top(self, told: TokenLogprobs) -> dict[str, float]:
         """The most probable tokens and the one that was emitted, by their texts."""
         best = reversed(((told.token_id, told.logprob), *told.top))
-        return {token_text(self._tokenizer, token_id): max(logprob, _LEAST) for token_id, logprob in best}
+        return {
+            token_text(self._tokenizer, token_id): max(logprob, LEAST_LOGPROB) for token_id, logprob in best
+        }

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from router.http.bodies import SpeculativeDecoding
-from router.http.logprobs import token_text
+from router.http.logprobs import LEAST_LOGPROB, token_text
 from router.text import Tokenizer
 from specdecode.figures import Figures
 from specdecode.requests import EmittedToken
@@ -60,8 +60,14 @@ def details_of(
     told: dict[str, Any] = {}
     if extension.include_tokens and tokens:
         told["tokens"] = [
-            {"id": token_id, "text": token_text(tokenizer, token_id), "origin": origin.value}
-            for token_id, origin, _ in tokens
+            {
+                "id": token_id,
+                "text": token_text(tokenizer, token_id),
+                "bytes": list(tokenizer.token_bytes(token_id)),
+                "origin": origin.value,
+                "logprob": None if told is None else max(told.logprob, LEAST_LOGPROB),
+            }
+            for token_id, origin, told in tokens
         ]
     if extension.include_rounds and rounds:
         told["rounds"] = list(map(_round, rounds))

@@ -122,6 +122,16 @@ def test_few_sequences_are_told_at_once(count: int) -> None:
         assert held.take(frame(step, *results, seconds=0.03), 100.0 + 0.03 * step) is not None
 
 
+def test_few_are_held_for_the_least_time_there_is() -> None:
+    held = HeldFrames(least_seconds=0.025)
+    sent = []
+    for step in range(6):
+        whole = held.take(frame(step, plain(1, 10 + step), seconds=0.012), 100.0 + 0.012 * step)
+        if whole is not None:
+            sent.append((step, len(whole.results[0].token_ids)))
+    assert sent == [(0, 1), (2, 2), (4, 2)]
+
+
 @pytest.mark.parametrize(
     "change",
     [
