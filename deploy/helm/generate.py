@@ -25,9 +25,9 @@ ROLES: dict[str, type[ServiceSettings]] = {
     "draft": DraftSettings,
 }
 SET_BY_CHART = {
-    "router": "model port http_port targets draft mesh_ca mesh_cert mesh_key mesh_name api_keys",
-    "target": "model port device replicas draft_replicas ray_address gpus_per_rank cores_per_replica "
-    "accelerator_type placement_seconds max_restarts registry replica_id advertised_host",
+    "router": "model port http_port targets draft mesh_ca mesh_cert mesh_key mesh_name keys_path",
+    "target": "model port device tensor_parallel replicas draft_replicas ray_address gpus_per_rank "
+    "cores_per_replica accelerator_type placement_seconds max_restarts registry replica_id advertised_host",
     "draft": "model port device registry replica_id advertised_host",
 }
 """Options that follow from values of their own, and can't be set below `settings`."""

@@ -33,7 +33,7 @@ http_port: {{ if $own.http.enabled }}{{ int $own.http.port }}{{ else }}none{{ en
 targets:
   {{- include "specdecode.targets" . | nindent 2 }}
 {{- if .model.draft.enabled }}
-draft: {{ .model.full }}-draft.{{ .root.Release.Namespace }}:{{ int .model.draft.port }}
+draft: {{ .model.full }}-draft:{{ int .model.draft.port }}
 {{- else }}
 draft: none
 {{- end }}
@@ -44,7 +44,7 @@ mesh_key: /etc/specdecode/tls/tls.key
 mesh_name: {{ .model.full }}-mesh
 {{- end }}
 {{- if .root.Values.apiKeys.enabled }}
-api_keys: /etc/specdecode/keys/{{ .root.Values.apiKeys.key }}
+keys_path: /etc/specdecode/keys/{{ .root.Values.apiKeys.key }}
 {{- end }}
 {{- if not (hasKey $own.settings "estimates_path") }}
 estimates_path: /var/cache/specdecode/estimates-{{ .model.full }}.json
@@ -57,9 +57,9 @@ estimates_path: /var/cache/specdecode/estimates-{{ .model.full }}.json
 {{/* Addresses of the target replicas, a list. */}}
 {{- define "specdecode.targets" -}}
 {{- $target := .model.target -}}
-{{- $host := printf "%s-target.%s" .model.full .root.Release.Namespace -}}
+{{- $host := printf "%s-target" .model.full -}}
 {{- if eq .root.Values.engine.mode "ray" -}}
-- watch://{{ .model.full }}-registry.{{ .root.Release.Namespace }}:{{ int $target.port }}
+- watch://{{ .model.full }}-registry:{{ int $target.port }}
 {{- else if eq $target.discovery "dns" -}}
 - dns:///{{ $host }}:{{ int $target.port }}
 {{- else -}}
@@ -74,6 +74,9 @@ estimates_path: /var/cache/specdecode/estimates-{{ .model.full }}.json
 model: {{ $own.model | quote }}
 {{ include "specdecode.config.common" (dict "root" .root "own" $own) }}
 device: {{ ternary "cuda" "cpu" $own.gpu.enabled }}
+{{- if gt (int $own.tensorParallelSize) 1 }}
+tensor_parallel: {{ int $own.tensorParallelSize }}
+{{- end }}
 {{- include "specdecode.config.mesh" . }}
 {{- if eq .root.Values.engine.mode "ray" }}
 {{ include "specdecode.config.ray" . }}
@@ -90,7 +93,7 @@ device: {{ ternary "cuda" "cpu" $own.gpu.enabled }}
 replicas: {{ int $own.replicas }}
 ray_address: 127.0.0.1:6379
 gpus_per_rank: {{ ternary 1 0 $own.gpu.enabled }}
-cores_per_replica: {{ include "specdecode.cores" $own.resources }}
+cores_per_replica: {{ max 1 (div (int (include "specdecode.cores" $own.resources)) (int $own.tensorParallelSize)) }}
 accelerator_type: {{ default "none" $ray.acceleratorType }}
 placement_seconds: {{ int $ray.placementSeconds }}
 max_restarts: {{ int $ray.maxRestarts }}
