@@ -13,6 +13,7 @@ from specdecode.cli import (
     chat,
     demo,
     distill,
+    doctor,
     generate,
     models,
     operate,
@@ -71,5 +72,6 @@ app.command(context_settings=simulate.PASSED_ON)(simulate.simulate)
 app.command()(bundled(calibrate.calibrate, "SPECDECODE_CALIBRATE_"))
 app.command()(bundled(distill.distill, "SPECDECODE_DISTILL_"))
 app.command()(bundled(operate.figures))
+app.command()(bundled(doctor.doctor))
 app.add_typer(operate.policy, name="policy")
 app.add_typer(models.app, name="models")

@@ -38,9 +38,8 @@ class Started:
         self.pod = pod
         self.port = ports[pod.role]
         self.log = directory / f"{pod.role}.log"
-        command = [
-            str(file) if part.startswith("/etc/specdecode/") else part for part in here(self.container)
-        ]
+        *command, config = here(self.container)
+        assert config == "/etc/specdecode/specdecode.yaml"
         with self.log.open("wb") as output:
             self.process = subprocess.Popen(
                 [*command, str(file)],
