@@ -186,7 +186,8 @@ class _Handler(BaseHTTPRequestHandler):
             return self._answer(self.cluster.put(place["plural"], made))
 
     def do_DELETE(self) -> None:
-        place, _ = self._place(), self._body()
+        place = self._place()
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
         with self.cluster.lock:
             gone = self.cluster.objects.pop((place["plural"], place["name"]), None)
         if gone is None:
