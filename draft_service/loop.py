@@ -23,6 +23,8 @@ from itertools import count
 from typing import ParamSpec, TypeVar
 
 from draft_service.drafting import Answer, Drafter, DraftSequence, SequenceKey
+from draft_service.metrics import DraftCounts
+from draft_service.tracing import DraftTracer
 from specdecode.errors import (
     InternalError,
     InvalidArgumentError,
@@ -32,6 +34,7 @@ from specdecode.errors import (
     SpecdecodeError,
     UnavailableError,
 )
+from specdecode.telemetry.metrics import Family
 from specdecode.types import Draft, DrafterKind, DraftFrame, DraftsFrame, OpenDraft, Propose
 
 logger = logging.getLogger(__name__)
@@ -71,13 +74,21 @@ class DraftLoop:
     Args:
         drafters: what is offered; used by nobody else.
         max_sequences: sequences open at once, of all streams.
+        tracer: makes spans of drafts that their routers trace; None: nobody does.
 
     Attributes:
         ended: done when the thread has ended, with what ended it if that was not `stop`.
     """
 
-    def __init__(self, drafters: Mapping[DrafterKind, Drafter], max_sequences: int) -> None:
+    def __init__(
+        self,
+        drafters: Mapping[DrafterKind, Drafter],
+        max_sequences: int,
+        tracer: DraftTracer | None = None,
+    ) -> None:
         self.ended: Future[None] = Future()
+        self._tracer = tracer
+        self._counts = DraftCounts(drafters)
         self._drafters = dict(drafters)
         self._max_sequences = max_sequences
         self._num_sequences = 0
@@ -94,6 +105,10 @@ class DraftLoop:
     def backlog(self) -> int:
         """Frames that wait to be taken in."""
         return self._orders.qsize()
+
+    def families(self) -> list[Family]:
+        """What it tells in numbers."""
+        return self._counts.families(self._num_sequences)
 
     def start(self) -> None:
         """Runs in a thread of its own."""
@@ -146,9 +161,9 @@ class DraftLoop:
         try:
             while self._running:
                 self._take_in_all()
-                for drafter in self._drafters.values():
+                for kind, drafter in self._drafters.items():
                     if drafter.busy:
-                        self._hand_out(self._advance(drafter))
+                        self._hand_out(kind, self._advance(drafter))
                 self._publish()
             self.ended.set_result(None)
         except BaseException as error:  # noqa: BLE001 whoever watches the loop gets it
@@ -196,8 +211,11 @@ class DraftLoop:
     def _open(self, stream: DraftStream, order: OpenDraft) -> None:
         self._check_open(stream, order)
         drafter = self._drafters[order.drafter]
-        stream.sequences[order.sequence] = drafter.open(SequenceKey(stream.number, order.sequence), order)
+        key = SequenceKey(stream.number, order.sequence)
+        stream.sequences[order.sequence] = drafter.open(key, order)
         self._num_sequences += 1
+        if self._tracer is not None:
+            self._tracer.opened(key, order)
 
     def _check_open(self, stream: DraftStream, order: OpenDraft) -> None:
         if order.sequence in stream.sequences:
@@ -228,6 +246,8 @@ class DraftLoop:
             raise InvalidArgumentError.of("token_ids", "no committed token is left; at least 1")
         sequence.propose(order)
         stream.asked.add(order.sequence)
+        if self._tracer is not None:
+            self._tracer.asked(SequenceKey(stream.number, order.sequence), order)
 
     def _fail(self, stream: DraftStream, number: int, committed_length: int, error: SpecdecodeError) -> None:
         """Answers with the error, which ends the sequence."""
@@ -241,6 +261,8 @@ class DraftLoop:
         if sequence is not None:
             sequence.close()
             self._num_sequences -= 1
+            if self._tracer is not None:
+                self._tracer.closed(SequenceKey(stream.number, number))
 
     def _connect(self, stream: DraftStream) -> None:
         self._streams[stream.number] = stream
@@ -259,11 +281,14 @@ class DraftLoop:
     def _stop(self) -> None:
         self._running = False
 
-    def _hand_out(self, answers: list[Answer]) -> None:
+    def _hand_out(self, kind: DrafterKind, answers: list[Answer]) -> None:
+        if self._tracer is not None:
+            self._tracer.answered(answers)
         for answer in answers:
             stream, draft = self._streams[answer.key.stream], answer.draft
             stream.asked.discard(draft.sequence)
             stream.drafts.append(draft)
+            self._counts.count(kind, draft)
             if draft.error is not None:
                 self._close(stream, draft.sequence)
 

@@ -14,6 +14,7 @@ from router.text import Tokenizer
 from specdecode import models
 from specdecode.config import RouterSettings, load_settings
 from specdecode.serving import Running, Server, configure_logging, run_until_signalled
+from specdecode.telemetry import start_tracing
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +31,8 @@ async def start(settings: RouterSettings) -> Running:
     tokenizer = await asyncio.to_thread(lambda: Tokenizer(models.resolve(settings.model)))
     server = Server([SERVICE_NAME], settings.max_message_bytes)
     health = _Health(server)
-    router = Router(settings, tokenizer, health.set)
+    tracing = start_tracing(settings)
+    router = Router(settings, tokenizer, health.set, tracing)
     RouterFront(router).register(server.grpc)
     port = await server.start(settings.host, settings.port)
     beside: tuple[HttpServer, ...] = ()

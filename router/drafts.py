@@ -225,15 +225,26 @@ class DraftDesk:
             self._outgoing.opens.append(_open_order(seat, seat.sequence))
         return seat
 
-    def ask(self, choice: Choice, kind: DrafterKind, num_draft_tokens: int, taker: AnswerTaker) -> None:
-        """Asks for drafts after what is committed; `taker` gets the answer, also if it comes too late."""
+    def ask(
+        self,
+        choice: Choice,
+        kind: DrafterKind,
+        num_draft_tokens: int,
+        taker: AnswerTaker,
+        span_id: int = 0,
+    ) -> None:
+        """Asks for drafts after what is committed; `taker` gets the answer, also if it comes too late.
+
+        `span_id` is that of the round's span; 0: it has none.
+        """
         seat = self.open(choice, kind)
         if seat.sequence is None:
             taker([_failed(seat, UnavailableError("the draft service is not connected"))])
             return
         seat.num_asked, seat.taker, seat.asked_at = num_draft_tokens, taker, time.monotonic()
         new = tuple(choice.tokens[seat.known_length :])
-        self._outgoing.proposes.append(Propose(seat.sequence, seat.known_length, new, num_draft_tokens))
+        order = Propose(seat.sequence, seat.known_length, new, num_draft_tokens, span_id)
+        self._outgoing.proposes.append(order)
         seat.known_length = len(choice.tokens)
 
     def late(self, choice: Choice, kind: DrafterKind) -> None:

@@ -10,13 +10,14 @@ import asyncio
 import logging
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
 import grpc
 
+from specdecode import __version__
 from specdecode.cost_tables import DraftCosts, StepCosts
 from specdecode.errors import (
     FailedPreconditionError,
@@ -130,7 +131,7 @@ class Link(ABC, Generic[Sent, Received]):
         try:
             async with connect(self.address, self._max_message_bytes) as channel:
                 self.info = await self._hello(channel)
-                self._check_vocabulary(self.info)
+                self._check(self.info)
                 self._greeted(None)
                 await self._exchange(self._open(channel))
         except grpc.aio.AioRpcError as error:
@@ -149,6 +150,20 @@ class Link(ABC, Generic[Sent, Received]):
             self.first_contact.set_result(None)
         else:
             self.first_contact.set_exception(refusal)
+
+    def _check(self, info: ModelInfo) -> None:
+        """Refuses a replica that must not be used.
+
+        Raises:
+            FailedPreconditionError: another version of the package, or another vocabulary.
+        """
+        if info.version not in ("", __version__):
+            raise FailedPreconditionError(
+                f"the {self.kind} at {self.address} runs specdecode {info.version}, the router "
+                f"{__version__}: install one version on all",
+                reason=Reason.VERSION_MISMATCH,
+            )
+        self._check_vocabulary(info)
 
     def _check_vocabulary(self, info: ModelInfo) -> None:
         if info.fingerprint != self._fingerprint:
@@ -218,6 +233,11 @@ class Link(ABC, Generic[Sent, Received]):
         """The frame in a message."""
 
 
+def _identity(info: ModelInfo) -> tuple[str, str, int]:
+    """What must be equal for a text to go on elsewhere."""
+    return info.name, info.dtype, info.num_parameters
+
+
 def _look_at(contact: asyncio.Future[None]) -> None:
     """A refusal is logged where it happens; asyncio need not complain if nobody waits for it."""
     if not contact.cancelled():
@@ -232,9 +252,11 @@ class TargetLink(Link[DecodeFrame, StepFrame]):
         draining: the replica opens nothing any more; until the link comes up anew.
         costs: of its steps, as it measured them last; None where it did not. `load.cost_ratio` corrects
             them.
+        pool: what the other replicas serve that may be used.
     """
 
     kind = "target"
+    pool: Callable[[], Sequence[ModelInfo]] = staticmethod(lambda: ())
     load = LoadSnapshot()
     draining = False
     costs: StepCosts | None = None
@@ -246,6 +268,17 @@ class TargetLink(Link[DecodeFrame, StepFrame]):
         self.load, self.draining = load_snapshot_from_proto(reply.load), False
         self.costs = step_costs_from_proto(reply.costs) if reply.HasField("costs") else None
         return model_info_from_proto(reply.model)
+
+    def _check(self, info: ModelInfo) -> None:
+        """Also refuses another model than the others serve: a text would go on on it."""
+        super()._check(info)
+        others = {_identity(other) for other in self.pool()} - {_identity(info)}
+        if others:
+            raise FailedPreconditionError(
+                f"the target at {self.address} serves {' '.join(map(str, _identity(info)))}, other replicas "
+                f"{' '.join(map(str, others.pop()))}: one pool serves one model",
+                reason=Reason.MODEL_MISMATCH,
+            )
 
     def _open(self, channel: grpc.aio.Channel) -> Any:
         return target_grpc.TargetServiceStub(channel).Decode()

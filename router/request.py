@@ -7,15 +7,20 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from router.figures import ChoiceFigures
 from router.reasons import DecisionReason
 from router.regret import Outlook
 from router.text import TextStream, Tokenizer
+from router.tracing import RequestTrace
 from router.validation import ResolvedRequest
-from specdecode.errors import InternalError, SpecdecodeError
-from specdecode.requests import EmittedToken, Piece
+from specdecode.errors import InternalError, Reason, SpecdecodeError
+from specdecode.requests import EmittedToken, Move, Piece
 from specdecode.types import DrafterKind, FinishReason, Origin, RoundRecord, StepResult, Usage
+
+if TYPE_CHECKING:
+    from router.metrics import RouterMetrics
 
 MAX_BUFFERED_TOKENS = 256
 """Tokens of one choice that may wait for its client; from there on the choice gets no more orders."""
@@ -53,6 +58,7 @@ class Choice:
     Attributes:
         tokens: committed tokens, prompt and output.
         figures: what is measured about its rounds.
+        trace: what notes its rounds for the request's trace; None where nobody wants one.
         on_room: called when a choice that was `full` has been read; whoever stopped ordering sets it.
     """
 
@@ -65,10 +71,12 @@ class Choice:
         self.on_room: Callable[[], None] | None = None
         resolved = request.resolved
         self.figures = ChoiceFigures(resolved.sampling.temperature, resolved.traffic_class, resolved.method)
+        self.trace = None if request.trace is None else request.trace.choice(index, resolved.method)
         self._is_opening = True
         self._text = text
         self._unsaid: deque[EmittedToken] = deque()
         self._said = _Said()
+        self._moves: list[Move] = []
         self._counter = _UsageCounter(len(self.tokens) if index == 0 else 0, counts_cached=index == 0)
 
     @property
@@ -112,8 +120,13 @@ class Choice:
         origins = result.origins[:num_kept]
         if self.resolved.include_rounds:
             self._said.rounds.extend(_records(self._counter.num_rounds, result, origins, round_, now))
+        if self.trace is not None:
+            self.trace.took(self._counter.num_rounds, result, origins, round_, now)
         self._counter.count(result, origins)
-        self.figures.count(result, origins, round_, None if self._is_opening else now - round_.began)
+        seconds = None if self._is_opening else now - round_.began
+        self.figures.count(result, origins, round_, seconds)
+        if self.request.metrics is not None:
+            self.request.metrics.took(result, round_, num_kept, seconds)
         self._is_opening = False
         if self.finish_reason is not None:
             self._finish()
@@ -127,9 +140,12 @@ class Choice:
         self.error = error
         self._finish()
 
-    def moved(self) -> None:
-        """The choice goes on on another replica, or on the same one from anew."""
+    def moved(self, replica: str, reason: Reason) -> None:
+        """The choice goes on on another replica than the one at this address, or there from anew."""
+        self._moves.append(Move(replica, reason.value, self.num_output))
         self._counter.moved()
+        if self.trace is not None:
+            self.trace.moved(replica, time.monotonic())
         self._is_opening = True
 
     def take_piece(self) -> Piece | None:
@@ -152,6 +168,7 @@ class Choice:
             usage=self.usage if said.is_last else None,
             error=self.error if said.is_last else None,
             report=self.figures.report() if said.is_last and self.resolved.include_report else (),
+            moves=tuple(self._moves) if said.is_last else (),
         )
 
     def _commit(self, result: StepResult) -> int:
@@ -176,6 +193,8 @@ class Choice:
     def _finish(self) -> None:
         if self._text.stop is None:
             self._text.finish()
+        if self.trace is not None:
+            self.trace.ended(None if self.error is None else self.error.reason, time.monotonic())
         self._say()
         self._said.is_last = True
         self.request.notify(urgent=True)
@@ -282,12 +301,19 @@ class Request:
         deadline: float | None = None,
         traceparent: str = "",
         pause: Callable[[], float] = lambda: 0.0,
+        trace: RequestTrace | None = None,
+        metrics: RouterMetrics | None = None,
     ) -> None:
-        """`deadline` in seconds since the epoch; `pause` tells how long a piece gathers, seconds."""
+        """`deadline` in seconds since the epoch; `pause` tells how long a piece gathers, seconds.
+
+        `traceparent` is the client's; with a trace of its own the request's goes to the other services.
+        """
         self.id = request_id
         self.resolved = resolved
         self.deadline = deadline
-        self.traceparent = traceparent
+        self.trace = trace
+        self.metrics = metrics
+        self.traceparent = traceparent if trace is None else trace.traceparent
         self.choices = [Choice(self, index, self._text_stream(tokenizer)) for index in range(resolved.n)]
         self._changed = asyncio.Event()
         self._pause = pause

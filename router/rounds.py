@@ -27,6 +27,7 @@ from router.policy import (
     decide,
     scaled_steps,
 )
+from router.prefixes import PrefixIndex
 from router.replicas import Listener, TargetLink
 from router.request import Choice
 from router.seats import Foresight, Phase, Seat, describe
@@ -101,7 +102,12 @@ class TargetLost:
     """The target's stream broke."""
 
 
-Event = Placed | Withdrawn | HasRoom | Stepped | Drafted | LookedUp | TargetLost
+@dataclass(frozen=True)
+class Retired:
+    """Nothing more is to run here than what does."""
+
+
+Event = Placed | Withdrawn | HasRoom | Stepped | Drafted | LookedUp | TargetLost | Retired
 
 
 @dataclass
@@ -128,6 +134,8 @@ class ReplicaLoop:
 
     Attributes:
         link: set once before `run`.
+        prefixes: what the replica's prefix cache should hold.
+        coming: prompt tokens of choices that were placed here and have no result yet.
         policy: read at each decision; may be replaced at any time.
     """
 
@@ -156,6 +164,9 @@ class ReplicaLoop:
         self._last_step = 0
         self._scaled: tuple[StepCosts, float, StepCosts] | None = None
         self._now = 0.0
+        self._is_retired = False
+        self.prefixes = PrefixIndex()
+        self.coming: dict[Choice, int] = {}
 
     def listener(self, on_up: Callable[[], None], on_down: Callable[[], None]) -> Listener[StepFrame]:
         """Whom this replica's link is to tell."""
@@ -176,8 +187,8 @@ class ReplicaLoop:
         return len(self._seats)
 
     async def run(self) -> None:
-        """For ever, until cancelled."""
-        while True:
+        """Until cancelled, or retired and empty."""
+        while self._seats or not self._is_retired:
             events = await self._inbox.take(self._first_deadline())
             # The event loop's own clock may tick in milliseconds; its base is the same.
             self._now = time.monotonic()
@@ -209,6 +220,8 @@ class ReplicaLoop:
                 self._withdraw(choice)
             case TargetLost():
                 self._lose_target()
+            case Retired():
+                self._is_retired = True
 
     # What happened
 
@@ -228,6 +241,7 @@ class ReplicaLoop:
         if seat is None or seat.choice.ended:
             return  # closed, or about to be
         choice = seat.choice
+        self.coming.pop(choice, None)
         if result.error is None:
             num_parameters = 0 if self.link.info is None else self.link.info.num_parameters
             choice.take(result, seat.round(load.tokens_in_flight, num_parameters), self._now)
@@ -235,7 +249,7 @@ class ReplicaLoop:
             seat.compare_foresight()
         elif result.error.reason in _REPLICA_FAULTS:
             self.link.draining |= result.error.reason is Reason.DRAINING
-            self._move(seat, counts=not seat.opening)
+            self._move(seat, result.error.reason, counts=not seat.opening)
             return
         else:
             choice.fail(result.error)
@@ -262,7 +276,7 @@ class ReplicaLoop:
         if answer.failure is None:
             self._drafts.recovered(seat.choice, answer.drafter)
             self._orders.verifies.append(
-                Verify(seat.sequence, draft.committed_length, draft.token_ids, draft.q)
+                Verify(seat.sequence, draft.committed_length, draft.token_ids, draft.q, seat.span_id)
             )
             # The target forgets its lease over drafts.
             seat.phase, seat.lease_end = Phase.ORDERED, 0
@@ -279,6 +293,8 @@ class ReplicaLoop:
 
     def _seat(self, choice: Choice) -> None:
         """Opens a choice on the replica, prompt and what was emitted elsewhere."""
+        if choice.ended or not self.link.up:
+            self.coming.pop(choice, None)
         if choice.ended:
             return
         if not self.link.up:
@@ -303,20 +319,22 @@ class ReplicaLoop:
 
     def _lose_target(self) -> None:
         """The replica has forgotten everything: all go on elsewhere, or here once it is back."""
+        self.prefixes.clear()
         self._orders = _Orders()
         for seat in list(self._seats.values()):
-            self._move(seat, counts=True)
+            self._move(seat, Reason.REPLICA_LOST, counts=True)
 
-    def _move(self, seat: Seat, counts: bool) -> None:
+    def _move(self, seat: Seat, reason: Reason, counts: bool) -> None:
         self._unseat(seat, close=False)
         if counts:
-            seat.choice.moved()
+            seat.choice.moved(self.link.address, reason)
         self._place_elsewhere(seat.choice)
 
     def _unseat(self, seat: Seat, close: bool) -> None:
         del self._seats[seat.choice], self._by_sequence[seat.sequence]
         self._due.pop(seat, None)
         self._deadlines.pop(seat, None)
+        self.coming.pop(seat.choice, None)
         if close:
             self._orders.closes.append(seat.sequence)
 
@@ -373,7 +391,7 @@ class ReplicaLoop:
 
     def _carry_out(self, seat: Seat, decision: Decision) -> None:
         seat.decided(decision)
-        if decision.num_lease_tokens > seat.lease_ahead:
+        if decision.num_lease_tokens > max(seat.lease_ahead, 0):
             # A lease that runs is never shortened: its end may be reached before the order is.
             self._lease(seat, decision.num_lease_tokens, decision.reason)
         if decision.looks_up is not None:
@@ -386,7 +404,10 @@ class ReplicaLoop:
         seat.phase, seat.drafter, seat.reason = Phase.DRAFTING, decision.drafter, decision.reason
         seat.num_asked = decision.num_draft_tokens
         self._deadlines[seat] = self._now + self.policy.draft_deadline_seconds
-        self._drafts.ask(seat.choice, decision.drafter, decision.num_draft_tokens, self._take_answers)
+        span_id = seat.trace_round(self.link.address)
+        self._drafts.ask(
+            seat.choice, decision.drafter, decision.num_draft_tokens, self._take_answers, span_id
+        )
 
     def _take_answers(self, answers: list[DraftAnswer]) -> None:
         self.put(Drafted(answers))
@@ -398,7 +419,8 @@ class ReplicaLoop:
         self, seat: Seat, num_tokens: int, reason: DecisionReason, asked: DrafterKind | None = None
     ) -> None:
         """`asked`: who was asked for drafts in this round, in vain."""
-        self._orders.leases.append(Lease(seat.sequence, len(seat.choice.tokens), num_tokens))
+        span_id = seat.trace_lease(num_tokens, reason, self.link.address)
+        self._orders.leases.append(Lease(seat.sequence, len(seat.choice.tokens), num_tokens, span_id))
         seat.lease_size, seat.num_asked = num_tokens, 0
         seat.lease_end = len(seat.choice.tokens) + num_tokens
         seat.phase, seat.drafter, seat.reason = Phase.ORDERED, asked, reason

@@ -9,13 +9,18 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequenc
 from contextlib import aclosing, contextmanager
 from typing import Any
 
+from router.draft_source import DraftSource
 from router.drafts import DraftDesk
 from router.estimates import EstimatesFile
 from router.figures import FigureBook
+from router.homes import Homes
+from router.metrics import RouterMetrics
+from router.observing import Observed, Observer
 from router.policy_settings import PolicySettings
 from router.replicas import DraftLink, Link, Listener, TargetLink
 from router.request import Choice, Request
 from router.rounds import Placed, ReplicaLoop, Withdrawn
+from router.targets import Crew, Targets
 from router.text import Tokenizer
 from router.validation import ModelLimits, ResolvedRequest, resolve
 from specdecode import __version__
@@ -26,10 +31,14 @@ from specdecode.errors import (
     NotFoundError,
     Reason,
     ResourceExhaustedError,
+    SpecdecodeError,
     UnavailableError,
 )
 from specdecode.figures import Figures
 from specdecode.requests import GenerateRequest, Piece, ReplicaStatus, RouterStatus
+from specdecode.telemetry import Tracing
+from specdecode.telemetry.meters import Meters, within
+from specdecode.telemetry.metrics import Family, Sample, counter
 from specdecode.types import DrafterKind, ModelInfo
 
 logger = logging.getLogger(__name__)
@@ -47,42 +56,61 @@ class Router:
         settings: operator's settings.
         tokenizer: of the model that the targets serve.
         on_availability: told whether a target can be used, whenever that changes.
+        tracing: where spans go, closed by `stop`; None: nowhere.
     """
 
     def __init__(
-        self, settings: RouterSettings, tokenizer: Tokenizer, on_availability: Callable[[bool], None]
+        self,
+        settings: RouterSettings,
+        tokenizer: Tokenizer,
+        on_availability: Callable[[bool], None],
+        tracing: Tracing | None = None,
     ) -> None:
+        self._tracing = tracing
+        self._metrics = RouterMetrics()
+        self._observer = Observer(settings, tracing, self._metrics)
         self._settings = settings
         self._tokenizer = tokenizer
         self._on_availability = on_availability
         self._num_requests = 0
         self._requests: set[Request] = set()
         self._figures = FigureBook()
+        self._placing = Homes()
         self._homes: dict[Choice, ReplicaLoop] = {}
         self._homeless: dict[Choice, asyncio.TimerHandle] = {}
         self._drafts = DraftDesk(tokenizer.vocab_size)
         self._policy = PolicySettings.of(settings)
         self._estimates = EstimatesFile(settings.estimates_file)
-        self._loops = [self._build_loop(address) for address in settings.targets]
-        if settings.draft is not None:
-            self._drafts.link = self._build_draft_link(settings.draft)
-        self._tasks: list[asyncio.Task[None]] = []
+        self._crew = Crew()
+        limit = settings.max_message_bytes
+        self._targets = Targets(settings.targets, limit, self._build_loop, self._crew)
+        self._draft_source = None if settings.draft is None else self._source_of_drafts(settings.draft)
+        self.meters: Meters | None = None
 
     def _build_loop(self, address: str) -> ReplicaLoop:
         loop = ReplicaLoop(self._drafts, self._policy, self._estimates.estimates, self._place_elsewhere)
         listener = loop.listener(on_up=self._on_target_up, on_down=self._on_target_down)
         limit = self._settings.max_message_bytes
         loop.link = TargetLink(address, limit, self._tokenizer.fingerprint, listener)
+        loop.link.pool = self._served
         return loop
+
+    def _source_of_drafts(self, source: str) -> DraftSource:
+        limit = self._settings.max_message_bytes
+        return DraftSource(source, limit, self._build_draft_link, self._drafts, self._crew)
 
     def _build_draft_link(self, address: str) -> DraftLink:
         listener = Listener(lambda: None, self._drafts.take, self._drafts.lose)
         limit = self._settings.max_message_bytes
         return DraftLink(address, limit, self._tokenizer.fingerprint, listener)
 
+    def _served(self) -> list[ModelInfo]:
+        """What the targets serve that are in use."""
+        return [link.info for link in self._links if link.up and link.info is not None]
+
     @property
     def _links(self) -> Sequence[TargetLink]:
-        return [loop.link for loop in self._loops]
+        return [loop.link for loop in self._targets.loops]
 
     @property
     def policy(self) -> PolicySettings:
@@ -92,7 +120,7 @@ class Router:
     @policy.setter
     def policy(self, policy: PolicySettings) -> None:
         self._policy = policy
-        for loop in self._loops:
+        for loop in self._targets.loops:
             loop.policy = policy
 
     # Life
@@ -103,41 +131,36 @@ class Router:
         Raises:
             FailedPreconditionError: a target or the draft service has another vocabulary.
         """
-        links: list[Link[Any, Any]] = [*self._links]
-        if self._drafts.link is not None:
-            links.append(self._drafts.link)
-        runs = [*(link.run() for link in links), *(loop.run() for loop in self._loops)]
-        runs.append(self._estimates.run())
-        self._tasks = [asyncio.create_task(run) for run in runs]
-        contacts = [link.first_contact for link in self._links]
-        done, _ = await asyncio.wait(contacts, return_when=asyncio.FIRST_COMPLETED)
-        for contact in done:
-            contact.result()
-        if self._drafts.link is not None:
-            await self._meet_draft(self._drafts.link)
+        if self._draft_source is not None:
+            self._crew.add(self._draft_source.run())
+        self._crew.add(self._estimates.run())
+        self._targets.start()
+        self.meters = Meters(self._settings, within(asyncio.get_running_loop(), self.families))
+        await self._targets.met()
+        if self._draft_source is not None:
+            await self._meet_draft(self._draft_source)
         return asyncio.create_task(self._watch())
 
     async def _watch(self) -> None:
-        """Ends when a loop or link does, which run for ever, with whatever ended it."""
-        done, _ = await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            if not task.cancelled():
-                task.result()
+        """Ends when a loop or link fails, with what it failed with."""
+        await self._crew.failed
 
-    async def _meet_draft(self, link: DraftLink) -> None:
+    async def _meet_draft(self, source: DraftSource) -> None:
         """The draft service is not waited for long: it is not needed."""
-        done, _ = await asyncio.wait([link.first_contact], timeout=_FIRST_DRAFT_SECONDS)
+        done, _ = await asyncio.wait([source.met], timeout=_FIRST_DRAFT_SECONDS)
         if done:
-            link.first_contact.result()
+            source.met.result()
         else:
-            logger.warning("draft service %s is not there yet; going on without", link.address)
+            logger.warning("draft service %s is not there yet; going on without", source.source)
 
     async def stop(self) -> None:
         """Closes all streams, and with them whatever they hold."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._crew.stop()
         self._estimates.save()
+        if self.meters is not None:
+            await asyncio.to_thread(self.meters.close)
+        if self._tracing is not None:
+            await asyncio.to_thread(self._tracing.close)
 
     # Requests
 
@@ -153,31 +176,39 @@ class Router:
         Raises:
             SpecdecodeError: the request is refused; nothing was started.
         """
-        with self._admitted():
+        with self._observer.watch(asked, traceparent) as observed, self._admitted():
             resolved = await self._resolve(asked)
-            async with aclosing(self._run(resolved, deadline, traceparent)) as pieces:
+            async with aclosing(self._run(resolved, deadline, traceparent, observed)) as pieces:
                 async for piece in pieces:
                     yield piece
 
-    async def resolve(self, asked: GenerateRequest) -> ResolvedRequest:
+    async def resolve(self, asked: GenerateRequest, traceparent: str = "") -> ResolvedRequest:
         """What `run` takes; nothing is started.
 
         Raises:
             SpecdecodeError: the request is refused.
         """
-        with self._admitted():
-            return await self._resolve(asked)
+        try:
+            with self._admitted():
+                return await self._resolve(asked)
+        except SpecdecodeError:
+            with self._observer.watch(asked, traceparent):
+                raise
 
     async def run(
-        self, resolved: ResolvedRequest, deadline: float | None = None, traceparent: str = ""
+        self,
+        asked: GenerateRequest,
+        resolved: ResolvedRequest,
+        deadline: float | None = None,
+        traceparent: str = "",
     ) -> AsyncGenerator[Piece, None]:
         """As `generate`, of a request that was resolved before.
 
         Raises:
             ResourceExhaustedError: as many requests run as may.
         """
-        with self._admitted():
-            async with aclosing(self._run(resolved, deadline, traceparent)) as pieces:
+        with self._observer.watch(asked, traceparent) as observed, self._admitted():
+            async with aclosing(self._run(resolved, deadline, traceparent, observed)) as pieces:
                 async for piece in pieces:
                     yield piece
 
@@ -197,15 +228,23 @@ class Router:
         return await resolve(asked, self._tokenizer, self._limits())
 
     async def _run(
-        self, resolved: ResolvedRequest, deadline: float | None, traceparent: str
+        self, resolved: ResolvedRequest, deadline: float | None, traceparent: str, observed: Observed
     ) -> AsyncGenerator[Piece, None]:
-        request = Request(
-            uuid.uuid4().hex, resolved, self._tokenizer, deadline, traceparent, self._piece_pause
+        request = observed.request = Request(
+            uuid.uuid4().hex,
+            resolved,
+            self._tokenizer,
+            deadline,
+            traceparent,
+            self._piece_pause,
+            observed.trace,
+            self._metrics,
         )
         self._requests.add(request)
         try:
             self._place(request.choices)
             async for piece in request.pieces():
+                observed.said()
                 yield piece
         finally:
             self._withdraw(request)
@@ -270,6 +309,8 @@ class Router:
         for choice in request.choices:
             self._figures.add(choice.figures)
             home = self._homes.pop(choice, None)
+            if home is not None:
+                self._placing.ended(choice, home)
             if choice.ended:
                 continue
             choice.fail(CancelledError("the client took the request back"))
@@ -281,10 +322,9 @@ class Router:
     # Placement
 
     def _place(self, choices: Sequence[Choice]) -> None:
-        """Gives choices of one prompt to the replica with the fewest, or has them wait for one."""
-        usable = [loop for loop in self._loops if loop.link.up and not loop.link.draining]
-        homes = list(self._homes.values())
-        loop = min(usable, key=homes.count, default=None)
+        """Gives choices of one prompt to the replica that has them soonest, or has them wait for one."""
+        usable = [loop for loop in self._targets.loops if loop.link.up and not loop.link.draining]
+        loop = self._placing.choose(choices, usable, self._homes.values())
         for choice in choices:
             if loop is None:
                 self._homes.pop(choice, None)
@@ -322,6 +362,8 @@ class Router:
         self._drafts.flush()
 
     def _on_target_up(self) -> None:
+        for loop in self._targets.loops:
+            loop.prefixes.capacity = 0 if loop.link.info is None else loop.link.info.num_blocks
         self._on_availability(True)
         homeless, self._homeless = self._homeless, {}
         for timer in homeless.values():
@@ -337,7 +379,7 @@ class Router:
 
     def status(self) -> RouterStatus:
         """What GetStatus tells."""
-        targets = (self._status(loop.link, loop.num_choices) for loop in self._loops)
+        targets = (self._status(loop.link, loop.num_choices) for loop in self._targets.loops)
         draft = self._drafts.link
         return RouterStatus(
             targets=tuple(targets),
@@ -350,6 +392,18 @@ class Router:
         """What GetFigures tells: all rounds since the start, running requests' included."""
         running = [choice.figures for request in self._requests for choice in request.choices]
         return self._figures.figures(running)
+
+    def families(self) -> list[Family]:
+        """What is told to whoever collects metrics; to be called within the event loop.
+
+        `specdecode.telemetry.exposition.render` makes text of it.
+        """
+        families = self._metrics.families(self.figures(), self.status())
+        if self._tracing is not None:
+            spans = (("sent", self._tracing.num_sent), ("dropped", self._tracing.num_dropped))
+            samples = (Sample(count, {"state": state}) for state, count in spans)
+            families.append(counter("specdecode_trace_spans", "Spans for the collector", *samples))
+        return families
 
     def _status(self, link: Link[Any, Any], num_sequences: int) -> ReplicaStatus:
         load = link.load if isinstance(link, TargetLink) else None

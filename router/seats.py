@@ -138,6 +138,29 @@ class Seat:
             outlook=self.outlook,
         )
 
+    def trace_round(self, replica: str) -> int:
+        """Drafts are asked for; the id of the round's span, 0 if it has none."""
+        trace = self.choice.trace
+        if trace is None or self.drafter is None:
+            return 0
+        return trace.began_round(self.round_began, self.num_asked, self.drafter, self.reason, replica)
+
+    def trace_lease(self, num_tokens: int, reason: DecisionReason, replica: str) -> int:
+        """A lease is about to be given; the id of its span, or of that of the round whose drafts failed."""
+        trace = self.choice.trace
+        if trace is None:
+            return 0
+        if self.phase is Phase.DRAFTING:
+            return trace.span_id
+        if self.lease_left:
+            return trace.renewed_lease(num_tokens)
+        return trace.began_lease(self.round_began, num_tokens, reason, replica)
+
+    @property
+    def span_id(self) -> int:
+        """Of the round or lease that runs; 0 if it has none."""
+        return 0 if self.choice.trace is None else self.choice.trace.span_id
+
     def begin_round(self, now: float) -> None:
         """A result has been taken."""
         self.round_began, self.draft_seconds, self.num_asked = now, 0.0, 0

@@ -17,6 +17,7 @@ from specdecode.errors import FieldViolation, InvalidArgumentError, Reason
 from specdecode.requests import (
     MAX_BIAS,
     MAX_CHOICES,
+    MAX_CONVERSATION_CHARACTERS,
     MAX_LOGIT_BIASES,
     MAX_LOGPROBS,
     MAX_PENALTY,
@@ -74,6 +75,7 @@ class ResolvedRequest:
     traffic_class: str = ""
     remember_output: bool = True
     include_report: bool = False
+    conversation: str = ""
 
 
 _LARGE = 4096
@@ -121,6 +123,9 @@ def resolve_now(request: GenerateRequest, tokenizer: Tokenizer, limits: ModelLim
     checks.in_range("n", n, 1, MAX_CHOICES)
     salt_bytes = len(request.cache_salt)
     checks.require(salt_bytes <= MAX_SALT_BYTES, "cache_salt", _at_most(salt_bytes, MAX_SALT_BYTES, "bytes"))
+    length = len(request.conversation)
+    fits = length <= MAX_CONVERSATION_CHARACTERS
+    checks.require(fits, "conversation", _at_most(length, MAX_CONVERSATION_CHARACTERS, "characters"))
     checks.finish()
     prompt_token_ids = _tokenise(request, tokenizer, limits)
     method = _method(options, speculation)
@@ -142,6 +147,7 @@ def resolve_now(request: GenerateRequest, tokenizer: Tokenizer, limits: ModelLim
         traffic_class=speculation.traffic_class,
         remember_output=speculation.remember_output,
         include_report=request.include_report,
+        conversation=request.conversation,
     )
 
 

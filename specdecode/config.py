@@ -53,6 +53,10 @@ MAX_TOP_K = 64
 
 MIB = 2**20
 GIB = 2**30
+WATCH_SCHEME = "watch://"
+"""Before the address of a registry of replicas."""
+DNS_SCHEME = "dns:///"
+"""Before a name that resolves to the addresses of all replicas."""
 _ADDRESS = re.compile(r"(?:dns:///)?(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):(?P<port>[0-9]{1,5})")
 _SERVICE_LINK = re.compile(r"(SERVICE_HOST|SERVICE_PORT.*|PORT_[0-9]+_(TCP|UDP|SCTP).*)$")
 
@@ -70,11 +74,33 @@ def _split(value: object) -> object:
     return tuple(part.strip() for part in value.split(",")) if isinstance(value, str) else value
 
 
+def _split_any(value: object) -> object:
+    return () if _absent(value) is None else _split(value)
+
+
 def _check_address(address: str) -> str:
     match = _ADDRESS.fullmatch(address)
     if match is None or not 1 <= int(match["port"]) <= 65535:
         raise ValueError(f"{address!r} is not an address")
     return address
+
+
+def _check_endpoint(endpoint: str | None) -> str | None:
+    if endpoint is not None:
+        _check_address(re.sub("^https?://", "", endpoint))
+    return endpoint
+
+
+def _check_source(source: str) -> str:
+    _check_address(source.removeprefix(WATCH_SCHEME))
+    return source
+
+
+def _check_label(label: str) -> str:
+    name, equals, value = label.partition("=")
+    if not (name and equals and value):
+        raise ValueError(f"{label!r} is no NAME=VALUE")
+    return label
 
 
 def _check_distinct(addresses: tuple[str, ...]) -> tuple[str, ...]:
@@ -88,7 +114,13 @@ OptionalInt = Annotated[int | None, BeforeValidator(_absent)]
 OptionalStr = Annotated[str | None, BeforeValidator(_absent)]
 Address = Annotated[str, AfterValidator(_check_address)]
 OptionalAddress = Annotated[Address | None, BeforeValidator(_absent)]
-Addresses = Annotated[tuple[Address, ...], NoDecode, BeforeValidator(_split), AfterValidator(_check_distinct)]
+OptionalEndpoint = Annotated[str | None, AfterValidator(_check_endpoint), BeforeValidator(_absent)]
+Labels = Annotated[
+    tuple[Annotated[str, AfterValidator(_check_label)], ...], NoDecode, BeforeValidator(_split_any)
+]
+Source = Annotated[str, AfterValidator(_check_source)]
+OptionalSource = Annotated[Source | None, BeforeValidator(_absent)]
+Sources = Annotated[tuple[Source, ...], NoDecode, BeforeValidator(_split), AfterValidator(_check_distinct)]
 
 
 def _option(default: object, what: str, allowed: str = "", **limits: Any) -> Any:
@@ -130,6 +162,15 @@ class ServiceSettings(BaseSettings):
     drain_seconds: float = _real(30.0, "grace for running requests after SIGTERM", "seconds", 0, 3600)
     max_message_bytes: ByteSize = _size(16 * MIB, "largest message sent or received", 64 * 1024, GIB)
     log_level: LogLevel = _option("info", "least severe records that are logged")
+    otlp_endpoint: OptionalEndpoint = _option(
+        None, "collector that gets traces by OTLP over gRPC; none traces nothing", "host:port or URL, or none"
+    )
+    otlp_metrics_seconds: float = _real(
+        0.0, "how often the collector gets metrics as well; 0: never", "seconds", 0, 3600
+    )
+    metrics_port: OptionalInt = _count(
+        None, "TCP port that Prometheus scrapes, 0 for any free one; none has none", "or none", 0, 65535
+    )
 
     @classmethod
     def settings_customise_sources(
@@ -147,6 +188,13 @@ class ServiceSettings(BaseSettings):
 class ModelServiceSettings(ServiceSettings):
     """What the two services that run a model have."""
 
+    registry: OptionalAddress = _option(
+        None, "registry of replicas to announce itself to; none announces nowhere", "one host:port, or none"
+    )
+    replica_id: OptionalStr = _option(None, "its name in the registry; none makes one of host and process")
+    advertised_host: OptionalStr = _option(
+        None, "host at which routers reach it, for the registry; none takes the interface's address"
+    )
     dtype: DType = _option("auto", "number format of weights and KV; auto takes the checkpoint's own")
     device: Device = _option("auto", "where the model runs; auto takes a GPU if there is one")
     num_threads: int = _count(0, "of one forward on the CPU; 0 leaves torch's default", "threads", 0, 1024)
@@ -187,6 +235,36 @@ class TargetSettings(ModelServiceSettings):
     max_tokens_in_flight: int = _count(
         512, "query tokens of one forward, drafts and prefill together", "tokens", MAX_DRAFT_TOKENS + 1, 2**18
     )
+    replicas: int = _count(
+        0,
+        "target replicas placed by Ray, with their registry on host and port; 0 serves itself",
+        "replicas",
+        0,
+        4096,
+    )
+    draft_replicas: int = _count(0, "draft replicas placed by Ray beside them", "replicas", 0, 4096)
+    tensor_parallel: int = _count(
+        1, "ranks (processes, each with a GPU of its own) that the model is dealt out to", "ranks", 1, 64
+    )
+    ray_address: OptionalStr = _option(
+        None, "Ray cluster to join, host:port or auto; none starts one of this machine that ends with it"
+    )
+    gpus_per_rank: float = _real(
+        0, "GPUs reserved for each target replica, of which it sees no others; 0 on a CPU", "GPUs", 0, 16
+    )
+    gpus_per_draft: float = _real(0, "GPUs reserved for each draft replica, also a fraction", "GPUs", 0, 16)
+    cores_per_replica: float = _real(
+        1, "processor cores that Ray reserves for each replica", "cores", 0, 4096
+    )
+    accelerator_type: OptionalStr = _option(
+        "auto",
+        "kind of GPU for targets as Ray names it; auto takes H100 with device cuda, else any; none: any",
+    )
+    node_labels: Labels = _option((), "labels of nodes for replicas", "NAME=VALUE, comma between")
+    placement_seconds: float = _real(
+        120.0, "how long a replica may wait for a place at start", "seconds", 1, 86400
+    )
+    max_restarts: int = _count(100, "how often Ray starts a replica anew that died", "times", -1, 2**20)
     prefix_cache: bool = _option(True, "reuse KV of equal prefixes")
     trust_draft: bool = _option(True, "believe q as the draft sends it; otherwise drafts count as one-hot")
 
@@ -245,11 +323,16 @@ class RouterSettings(ServiceSettings):
         ge=0,
         le=65535,
     )
-    targets: Addresses = _option(
-        (f"127.0.0.1:{TARGET_PORT}",), "target replicas", "distinct host:port, comma between", min_length=1
+    targets: Sources = _option(
+        (f"127.0.0.1:{TARGET_PORT}",),
+        "target replicas; also dns:///name:port, all of a name, and watch://host:port, a registry's",
+        "distinct host:port, comma between",
+        min_length=1,
     )
-    draft: OptionalAddress = _option(
-        f"127.0.0.1:{DRAFT_PORT}", "draft service; none never speculates", "one host:port, or none"
+    draft: OptionalSource = _option(
+        f"127.0.0.1:{DRAFT_PORT}",
+        "draft service; also watch://host:port, one of a registry's; none never speculates",
+        "one host:port, or none",
     )
     drafter: Literal["auto", "ngram", "suffix", "model"] = _option(
         "auto", "drafter of requests that name none; with auto all that are offered compete"
@@ -280,6 +363,14 @@ class RouterSettings(ServiceSettings):
     max_requests: int = _count(1024, "requests at once; more are refused", "requests", 1, 2**20)
     max_prompt_bytes: ByteSize = _size(4 * MIB, "largest prompt", 1024, GIB)
     failover_seconds: float = _real(30.0, "how long a request waits for a target replica", "seconds", 0, 3600)
+    trace_detail: Literal["rounds", "events", "request"] = _option(
+        "rounds",
+        "what a trace tells of requests that do not say: rounds as spans, as events, or neither",
+    )
+    trace_ratio: float = _real(1.0, "share of the requests outside a trace that are traced", "", 0, 1)
+    trace_slow_seconds: float = _real(
+        30.0, "requests that take longer are traced in any case, as those that fail", "seconds", 0, 86400
+    )
 
     @property
     def estimates_file(self) -> Path | None:

@@ -19,7 +19,7 @@ import grpc
 
 from specdecode import wire
 from specdecode.client import CONNECT_SECONDS, MAX_MESSAGE_BYTES, STATUS_SECONDS, message_of
-from specdecode.errors import InvalidArgumentError, UnavailableError
+from specdecode.errors import InvalidArgumentError, SpecdecodeError, UnavailableError
 from specdecode.figures import Figures
 from specdecode.requests import GenerateRequest, Piece, PolicyOptions, RouterStatus
 from specdecode.retries import Attempts, Retries
@@ -86,7 +86,7 @@ class SyncRouterClient:
                     attempts.heard()
                     yield wire.piece_from_proto(answer)
             except grpc.RpcError as error:
-                pause = attempts.pause_after(error_from_rpc(error))
+                pause = attempts.pause_after(_error_of(error))
             finally:
                 call.cancel()
             if pause is None:
@@ -121,4 +121,9 @@ def _answer(method: Callable[..., Any], message: Any, timeout_seconds: float) ->
     try:
         return method(message, timeout=timeout_seconds)
     except grpc.RpcError as error:
-        raise error_from_rpc(error) from None
+        raise _error_of(error) from None
+
+
+def _error_of(error: grpc.RpcError) -> SpecdecodeError:
+    assert isinstance(error, grpc.Call)  # as whatever a call raises is
+    return error_from_rpc(error)

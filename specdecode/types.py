@@ -142,6 +142,8 @@ class Verify:
     committed_length: int
     drafted: tuple[int, ...]
     q: SparseDistributions | None = None
+    span_id: int = 0
+    """Of the round's span, in the trace of the sequence's Open; 0: it has none."""
 
 
 @dataclass(frozen=True)
@@ -151,6 +153,8 @@ class Lease:
     sequence: int
     committed_length: int
     num_tokens: int
+    span_id: int = 0
+    """As `Verify.span_id`; a lease that is renewed keeps its own."""
 
 
 @dataclass(frozen=True)
@@ -297,6 +301,8 @@ class Propose:
     from_length: int
     token_ids: tuple[int, ...]
     num_draft_tokens: int
+    span_id: int = 0
+    """As `Verify.span_id`."""
 
     @property
     def committed_length(self) -> int:

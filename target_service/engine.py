@@ -35,8 +35,10 @@ from specdecode.types import (
 )
 from target_service.checks import check_open, check_target, check_verify
 from target_service.load import LoadMeter, NextStep, cached_tokens, is_awaited
+from target_service.metrics import StepCounts
 from target_service.scheduler import Scheduler, SchedulerLimits
 from target_service.sequence import SequenceKey, TargetSequence, Work
+from target_service.tracing import Step, StepTracer
 from target_service.verify import Outcome, Verifier, first_rows, window_logprobs
 
 Order = TypeVar("Order")
@@ -60,6 +62,7 @@ class Engine:
         generator: noise for `rejection` and `block`; seeded from the system's entropy when None.
         clock: seconds, for times and deadlines (epoch).
         trust_draft: whether q may be believed; a request can only be stricter.
+        tracer: makes spans of what is done for sequences that their routers trace; None: nobody does.
 
     Raises:
         FailedPreconditionError: the model has a draft vocabulary.
@@ -72,6 +75,7 @@ class Engine:
         generator: torch.Generator | None = None,
         clock: Callable[[], float] = time.time,
         trust_draft: bool = True,
+        tracer: StepTracer | None = None,
     ) -> None:
         check_target(lm.model)
         self.lm = lm
@@ -79,10 +83,12 @@ class Engine:
         self.scheduler = Scheduler(lm.pool, self.limits)
         self.sequences: dict[SequenceKey, TargetSequence] = {}
         self.meter = LoadMeter()
+        self.counts = StepCounts()
         self.load = self._snapshot([], 0.0)
         self._verifier = Verifier(generator or _entropy(), lm.model.kernels)
         self._clock = clock
         self._trust_draft = trust_draft
+        self._tracer = tracer
         self._step = 0
         self._notices: list[tuple[SequenceKey, StepResult]] = []
 
@@ -123,9 +129,9 @@ class Engine:
 
     def close(self, key: SequenceKey) -> None:
         """Forgets a sequence; unknown ones (already ended) are fine."""
-        sequence = self.sequences.pop(key, None)
-        if sequence is not None:
-            self.scheduler.remove(sequence)
+        sequence = self._forget(key)
+        if sequence is not None and self._tracer is not None:
+            self._tracer.closed(sequence, self._clock())
 
     def close_stream(self, stream: int) -> None:
         """Forgets all sequences of a stream that was lost."""
@@ -189,7 +195,16 @@ class Engine:
                 self.scheduler.computed(work.sequence)
         done = self._clock()
         times = StepTimes(0.0, forward_done - began, verify_done - forward_done, done - began)
-        return [(key, replace(r, times=replace(times, queue=r.times.queue))) for key, r in results]
+        results = [(key, replace(r, times=replace(times, queue=r.times.queue))) for key, r in results]
+        if self._tracer is not None:
+            self._tracer.stepped(Step(self._step + 1, began, done, works, dict(results)))
+        return results
+
+    def _forget(self, key: SequenceKey) -> TargetSequence | None:
+        sequence = self.sequences.pop(key, None)
+        if sequence is not None:
+            self.scheduler.remove(sequence)
+        return sequence
 
     def _commit(
         self,
@@ -203,7 +218,7 @@ class Engine:
         if outcome.error is not None:
             # Whoever has the same prefix next computes it anew.
             sequence.kv.pool.forget(sequence.kv.block_table)
-            self.close(key)
+            self._forget(key)
             return StepResult(key.sequence, sequence.committed_length, error=outcome.error)
         count, finish = sequence.finish_of(outcome.token_ids)
         token_ids = outcome.token_ids[:count]
@@ -231,7 +246,7 @@ class Engine:
         sequence.ordered_at = self._clock()
         if finish is not None:
             sequence.kv.publish()
-            self.close(key)
+            self._forget(key)
         return result
 
     def _open(self, key: SequenceKey, opened: OpenSequence) -> None:
@@ -250,6 +265,8 @@ class Engine:
         sequence = TargetSequence(key, opened, kv, ordered_at=self._clock())
         self.sequences[key] = sequence
         self.scheduler.waiting.append(sequence)
+        if self._tracer is not None:
+            self._tracer.opened(sequence, sequence.ordered_at)
 
     def _order_verify(self, key: SequenceKey, verify: Verify) -> None:
         sequence = self._known(key)
@@ -269,6 +286,7 @@ class Engine:
         if not sequence.ready:
             sequence.ordered_at = self._clock()
         sequence.lease_end = lease.committed_length + lease.num_tokens
+        sequence.lease_span_id = lease.span_id
 
     def _known(self, key: SequenceKey) -> TargetSequence:
         sequence = self.sequences.get(key)
@@ -310,7 +328,11 @@ class Engine:
         """The load at the end of a step that took `seconds`."""
         load = self._snapshot(works, seconds)
         self.meter.match.note(load, len(works))
-        self.meter.note_results([result for _, result in results])
+        told = [result for _, result in results]
+        self.meter.note_results(told)
+        if works:
+            self.counts.count(works, told, load)
+        self.counts.num_preemptions = self.scheduler.num_preemptions
         emitted = sum(len(result.token_ids) for _, result in results)
         coming = NextStep.of(self.scheduler)
         return replace(

@@ -40,6 +40,7 @@ class Scheduler:
         self.limits = limits
         self.waiting: deque[TargetSequence] = deque()
         self.running: list[TargetSequence] = []
+        self.num_preemptions = 0
         self._computing: dict[Digest, TargetSequence] = {}
 
     @property
@@ -112,7 +113,8 @@ class Scheduler:
             return self._prefill(sequence, missing[: min(budget, len(missing) - 1)], planned)
         if not self._reserve(sequence, len(missing), planned):
             return None
-        return Work(sequence, Chunk(sequence.kv, [*missing, *drafted], len(drafted) + 1), drafted)
+        chunk = Chunk(sequence.kv, [*missing, *drafted], len(drafted) + 1)
+        return Work(sequence, chunk, drafted, sequence.verify)
 
     def _prefill(
         self, sequence: TargetSequence, token_ids: list[int], planned: dict[TargetSequence, Work]
@@ -133,7 +135,7 @@ class Scheduler:
         if len(drafted) == len(work.drafted):
             return work
         token_ids = [*work.chunk.token_ids[:own], *drafted]
-        return Work(work.sequence, Chunk(kv, token_ids, len(drafted) + 1), drafted)
+        return Work(work.sequence, Chunk(kv, token_ids, len(drafted) + 1), drafted, work.verify)
 
     def _reserve(
         self, sequence: TargetSequence, num_tokens: int, planned: dict[TargetSequence, Work]
@@ -156,6 +158,7 @@ class Scheduler:
         self.running.remove(sequence)
         self._release(sequence)
         sequence.num_preemptions += 1
+        self.num_preemptions += 1
         self.waiting.appendleft(sequence)
 
     def _release(self, sequence: TargetSequence) -> None:

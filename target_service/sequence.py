@@ -31,6 +31,8 @@ class TargetSequence:
     verify: Verify | None = None
     lease_end: int = 0
     """Committed length up to which tokens may be emitted without drafts."""
+    lease_span_id: int = 0
+    """Of the span that the newest lease is for; 0: it has none."""
     ordered_at: float = 0.0
     """When the order that is being served arrived, in the engine's clock."""
     last_step: int = -1
@@ -96,6 +98,8 @@ class Work:
     sequence: TargetSequence
     chunk: Chunk
     drafted: tuple[int, ...] = ()
+    verify: Verify | None = None
+    """The order that the window serves; None: a lease."""
 
     @property
     def has_window(self) -> bool:
@@ -105,5 +109,4 @@ class Work:
     @property
     def q(self) -> SparseDistributions | None:
         """q of the drafted tokens, None for one-hot; only what `trust_draft` lets be believed."""
-        verify = self.sequence.verify
-        return verify.q if verify and self.sequence.opened.trust_draft else None
+        return self.verify.q if self.verify and self.sequence.opened.trust_draft else None

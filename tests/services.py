@@ -22,12 +22,15 @@ import router.__main__ as router_main
 import target_service.__main__ as target_main
 from draft_service.loop import DraftLoop
 from draft_service.service import DraftServicer
+from draft_service.tracing import DraftTracer
 from router.http.server import HttpServer
 from specdecode.config import DraftSettings, RouterSettings, TargetSettings
 from specdecode.cost_tables import DraftCosts, StepCosts
 from specdecode.errors import SpecdecodeError
 from specdecode.requests import EmittedToken, Piece
 from specdecode.serving import Running, Server, connect
+from specdecode.telemetry import Tracing, start_tracing
+from specdecode.telemetry.meters import Meters
 from specdecode.types import DrafterKind, FinishReason, RoundRecord, Usage
 from specdecode.v1 import draft_service_pb2_grpc as draft_grpc
 from specdecode.v1 import router_service_pb2 as pb
@@ -98,6 +101,8 @@ class Target:
     server: Server
     loop: EngineLoop
     replica: target_main.Replica
+    meters: Meters
+    tracing: Tracing | None = None
 
     @property
     def address(self) -> str:
@@ -133,7 +138,7 @@ class Target:
         if self.server.draining.is_set():
             return
         await self.server.drain(None)
-        await asyncio.to_thread(self.loop.stop)
+        await asyncio.to_thread(target_main._stop, self.loop, self.tracing, self.meters)
 
 
 @dataclass
@@ -143,6 +148,8 @@ class Drafts:
     server: Server
     loop: DraftLoop
     offer: draft_main.Offer
+    meters: Meters
+    tracing: Tracing | None = None
 
     @property
     def address(self) -> str:
@@ -165,7 +172,7 @@ class Drafts:
         if self.server.draining.is_set():
             return
         await self.server.drain(None)
-        await asyncio.to_thread(self.loop.stop)
+        await asyncio.to_thread(draft_main._stop, self.loop, self.tracing, self.meters)
 
 
 async def start_target(
@@ -184,7 +191,8 @@ async def start_target(
     chosen = TargetSettings(
         **({"num_blocks": 64, "dtype": "float32", "num_threads": 1} | settings), model=str(model)
     )
-    replica = await asyncio.to_thread(target_main.build_replica, chosen)
+    tracing = start_tracing(chosen)
+    replica = await asyncio.to_thread(target_main.build_replica, chosen, tracing)
     if costs is not None:
         replica.engine.meter.match.measured(costs)
     again = recalibration_seconds and Recalibration(replica.engine, recalibration_seconds)
@@ -195,7 +203,9 @@ async def start_target(
     await server.start("127.0.0.1", port)
     loop.start()
     server.set_serving()
-    return Target(server, loop, replica)
+    engine = replica.engine
+    meters = Meters(chosen, lambda: engine.counts.families(engine.load, engine.costs))
+    return Target(server, loop, replica, meters, tracing)
 
 
 async def start_drafts(
@@ -206,13 +216,14 @@ async def start_drafts(
     chosen = DraftSettings(**(fixed | settings), model=None if model is None else str(model))
     offer = await asyncio.to_thread(draft_main.build_offer, chosen)
     server = Server([draft_main.SERVICE_NAME], chosen.max_message_bytes)
-    loop = DraftLoop(offer.drafters, chosen.max_sequences)
+    tracing = start_tracing(chosen)
+    loop = DraftLoop(offer.drafters, chosen.max_sequences, None if tracing is None else DraftTracer(tracing))
     servicer = DraftServicer(loop, offer.info, server.draining, chosen.max_message_bytes, costs or {})
     draft_grpc.add_DraftServiceServicer_to_server(servicer, server.grpc)
     await server.start("127.0.0.1", port)
     loop.start()
     server.set_serving()
-    return Drafts(server, loop, offer)
+    return Drafts(server, loop, offer, Meters(chosen, loop.families), tracing)
 
 
 class RouterUnderTest:

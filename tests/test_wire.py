@@ -16,7 +16,9 @@ from specdecode import errors, requests, types, wire
 from specdecode import figures as measured
 from specdecode.cost_tables import DraftCosts, StepCosts
 from specdecode.errors import InvalidArgumentError, Reason, SpecdecodeError
+from specdecode.replicas import Replica, ReplicaRole, ReplicaState, Scale
 from specdecode.v1 import draft_service_pb2 as draft_pb
+from specdecode.v1 import replica_service_pb2 as replica_pb
 from specdecode.v1 import router_service_pb2 as router_pb
 from specdecode.v1 import target_service_pb2 as target_pb
 from specdecode.v1 import types_pb2 as pb
@@ -112,6 +114,8 @@ def router_requests() -> st.SearchStrategy[requests.GenerateRequest]:
         st.booleans(),
         st.binary(max_size=8),
         st.booleans(),
+        st.none() | st.sampled_from(requests.TraceDetail),
+        text,
     )
 
 
@@ -174,7 +178,7 @@ def open_drafts(draw: st.DrawFn) -> types.OpenDraft:
 def verifies(draw: st.DrawFn) -> types.Verify:
     drafted = draw(token_ids)
     q = draw(st.none() | distributions(len(drafted)))
-    return types.Verify(draw(uint64), draw(uint32), drafted, q)
+    return types.Verify(draw(uint64), draw(uint32), drafted, q, draw(uint64))
 
 
 @st.composite
@@ -213,7 +217,7 @@ def step_results(draw: st.DrawFn) -> types.StepResult:
     )
 
 
-leases = st.builds(types.Lease, uint64, uint32, uint32)
+leases = st.builds(types.Lease, uint64, uint32, uint32, uint64)
 loads = st.builds(
     types.LoadSnapshot,
     *(uint32, uint32, uint32, uint32, uint64, uint32, uint32, float32),
@@ -264,7 +268,8 @@ model_infos = st.builds(
 replica_statuses = st.builds(
     requests.ReplicaStatus, text, st.booleans(), st.none() | model_infos, st.none() | loads, uint32
 )
-proposes = st.builds(types.Propose, uint64, uint32, token_ids, st.integers(0, types.MAX_DRAFT_TOKENS))
+drafts_asked = st.integers(0, types.MAX_DRAFT_TOKENS)
+proposes = st.builds(types.Propose, uint64, uint32, token_ids, drafts_asked, uint64)
 usages = st.builds(types.Usage, *[uint32] * len(dataclasses.fields(types.Usage)))
 round_records = st.builds(
     types.RoundRecord,
@@ -334,6 +339,19 @@ pieces = st.builds(
     usage=st.none() | usages,
     error=st.none() | specdecode_errors(),
     report=tuples(figures(), 2),
+    moves=tuples(st.builds(requests.Move, text, text, uint32), 2),
+)
+
+replicas = st.builds(
+    Replica,
+    id=st.text(min_size=1, max_size=8),
+    role=st.sampled_from(ReplicaRole),
+    state=st.sampled_from(ReplicaState),
+    address=text,
+    model=st.none() | model_infos,
+    load=st.none() | loads,
+    devices=text,
+    detail=text,
 )
 
 MESSAGES: dict[str, tuple[st.SearchStrategy[Any], type[Message]]] = {
@@ -385,6 +403,12 @@ MESSAGES: dict[str, tuple[st.SearchStrategy[Any], type[Message]]] = {
             text,
         ),
         router_pb.GetStatusResponse,
+    ),
+    "replica": (replicas, replica_pb.Replica),
+    "replicas": (tuples(replicas, 3), replica_pb.WatchReplicasResponse),
+    "scale": (
+        st.builds(Scale, st.none() | uint32, st.none() | uint32),
+        replica_pb.ScaleReplicasRequest,
     ),
     "error": (specdecode_errors(), type(wire.error_to_proto(errors.InternalError("")))),
 }

@@ -61,10 +61,11 @@ class HttpFront:
 
     async def _generate(self, request: Request, asked: Asked, kind: type[Shape]) -> Response:
         presence = Presence(request.receive, self.ending)
-        resolved = await presence.during(resolve(self._router, asked))
+        traceparent = trace_context(request.headers.get("traceparent"))
+        ready = await presence.during(resolve(self._router, asked, traceparent))
         shape = kind(asked, self._tokenizer, self._router.model_name, self._fingerprint)
-        pieces = generate(self._router, resolved, trace_context(request.headers.get("traceparent")))
-        num_choices = sum(entry.n for entry in resolved)
+        pieces = generate(self._router, ready, traceparent)
+        num_choices = sum(entry.resolved.n for entry in ready)
         headers = {IGNORED_HEADER: ", ".join(asked.ignored)} if asked.ignored else {}
         if not asked.stream:
             async with aclosing(pieces):

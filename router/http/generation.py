@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from router.http.asking import Asked
 from router.http.errors import in_clients_words
@@ -13,27 +13,33 @@ from router.router import Router
 from router.validation import ResolvedRequest
 from specdecode.client import Completion
 from specdecode.errors import SpecdecodeError
-from specdecode.requests import Piece
+from specdecode.requests import GenerateRequest, Piece
 
 Said = tuple[int, Piece]
 """A choice's index, counted through all prompts, and a piece of it."""
 
 
-async def resolve(router: Router, asked: Asked) -> list[ResolvedRequest]:
+@dataclass(frozen=True)
+class Ready:
+    """A request that was found to be good."""
+
+    asked: GenerateRequest
+    resolved: ResolvedRequest
+
+
+async def resolve(router: Router, asked: Asked, traceparent: str) -> list[Ready]:
     """All prompts' requests; nothing is started before all of them are known to be good.
 
     Raises:
         SpecdecodeError: one of them is refused; fields are called what the body calls them.
     """
     try:
-        return [await router.resolve(request) for request in asked.requests]
+        return [Ready(entry, await router.resolve(entry, traceparent)) for entry in asked.requests]
     except SpecdecodeError as error:
         raise in_clients_words(error, asked.names) from None
 
 
-async def generate(
-    router: Router, requests: Sequence[ResolvedRequest], traceparent: str
-) -> AsyncGenerator[Said, None]:
+async def generate(router: Router, requests: Sequence[Ready], traceparent: str) -> AsyncGenerator[Said, None]:
     """Pieces of all choices. Closing it frees all that they hold.
 
     Raises:
@@ -53,25 +59,22 @@ async def generate(
             raise piece.error
 
 
-async def _run(
-    router: Router, request: ResolvedRequest, first: int, traceparent: str
-) -> AsyncGenerator[Said, None]:
-    async with aclosing(router.run(request, traceparent=traceparent)) as pieces:
+async def _run(router: Router, request: Ready, first: int, traceparent: str) -> AsyncGenerator[Said, None]:
+    run = router.run(request.asked, request.resolved, traceparent=traceparent)
+    async with aclosing(run) as pieces:
         async for piece in pieces:
             yield first + piece.choice, piece
 
 
-async def _run_all(
-    router: Router, requests: Sequence[ResolvedRequest], traceparent: str
-) -> AsyncGenerator[Said, None]:
+async def _run_all(router: Router, requests: Sequence[Ready], traceparent: str) -> AsyncGenerator[Said, None]:
     """Each prompt is a request of its own to the router; they run side by side."""
     # No room: whoever lags holds all of them up, as it does with one.
     said: asyncio.Queue[Said | Exception | None] = asyncio.Queue(maxsize=1)
 
-    async def listen(index: int, request: ResolvedRequest) -> None:
+    async def listen(index: int, request: Ready) -> None:
         end: Exception | None = None
         try:
-            async with aclosing(_run(router, request, index * request.n, traceparent)) as pieces:
+            async with aclosing(_run(router, request, index * request.resolved.n, traceparent)) as pieces:
                 async for entry in pieces:
                     await said.put(entry)
         except Exception as error:  # noqa: BLE001 - raised again where it is waited for

@@ -24,6 +24,8 @@ _IDLE_SECONDS = 75
 _LAST_WORDS_SECONDS = 1.0
 """How long clients may take to read that what they wait for has been ended."""
 _BACKLOG = 1024
+_SEND_BUFFER_BYTES = 128 * 1024
+"""Of a connection, in the system: left to itself it grows to megabytes for whoever does not read."""
 
 
 class HttpServer:
@@ -91,6 +93,7 @@ def _listen(host: str, port: int) -> socket.socket:
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
         listener.bind((host, port))
         listener.listen(_BACKLOG)
         listener.setblocking(False)

@@ -18,6 +18,7 @@ from specdecode.cli import (
     models,
     operate,
     planning,
+    scale,
     show,
     simulate,
     up,
@@ -73,5 +74,6 @@ app.command()(bundled(calibrate.calibrate, "SPECDECODE_CALIBRATE_"))
 app.command()(bundled(distill.distill, "SPECDECODE_DISTILL_"))
 app.command()(bundled(operate.figures))
 app.command()(bundled(doctor.doctor))
+app.command()(scale.scale)
 app.add_typer(operate.policy, name="policy")
 app.add_typer(models.app, name="models")

@@ -15,6 +15,7 @@ from specdecode.cli.file import ConfigFlag
 from specdecode.cli.flags import note
 from specdecode.cli.stack import Service, free_port, is_free
 from specdecode.config import (
+    WATCH_SCHEME,
     DraftSettings,
     RouterSettings,
     ServiceSettings,
@@ -44,6 +45,8 @@ _SETTINGS = {
     "device": _Setting("device", _BOTH_MODELS),
     "threads": _Setting("num_threads", _BOTH_MODELS),
     "kv_memory": _Setting("kv_memory", _BOTH_MODELS),
+    "replicas": _Setting("replicas", (TargetSettings,)),
+    "ray_address": _Setting("ray_address", (TargetSettings,)),
     "router_port": _Setting("port", (RouterSettings,)),
     "http_port": _Setting("http_port", (RouterSettings,)),
     "target_port": _Setting("port", (TargetSettings,)),
@@ -52,6 +55,7 @@ _SETTINGS = {
     "drafter": _Setting("drafter", (RouterSettings,)),
     "draft_deadline_seconds": _Setting("draft_deadline_seconds", (RouterSettings,)),
     "log_level": _Setting("log_level", (TargetSettings, DraftSettings, RouterSettings)),
+    "otlp_endpoint": _Setting("otlp_endpoint", (TargetSettings, DraftSettings, RouterSettings)),
 }
 
 
@@ -77,6 +81,8 @@ class StackFlags:
     device: Annotated[str | None, _setting("device", "DEVICE")] = None
     threads: Annotated[str | None, _setting("threads", "INTEGER")] = None
     kv_memory: Annotated[str | None, _setting("kv_memory", "SIZE")] = None
+    replicas: Annotated[str | None, _setting("replicas", "INTEGER")] = None
+    ray_address: Annotated[str | None, _setting("ray_address", "ADDRESS")] = None
     router_port: Annotated[str | None, _setting("router_port", "PORT")] = None
     http_port: Annotated[str | None, _setting("http_port", "PORT")] = None
     target_port: Annotated[str | None, _setting("target_port", "PORT")] = None
@@ -85,6 +91,7 @@ class StackFlags:
     drafter: Annotated[str | None, _setting("drafter", "DRAFTER")] = None
     draft_deadline_seconds: Annotated[str | None, _setting("draft_deadline_seconds", "NUMBER")] = None
     log_level: Annotated[str | None, _setting("log_level", "LEVEL")] = None
+    otlp_endpoint: Annotated[str | None, _setting("otlp_endpoint", "ADDRESS")] = None
     config: ConfigFlag = None
 
 
@@ -107,7 +114,8 @@ def plan(flags: StackFlags) -> list[Service]:
     http = None if router.http_port is None else ports.at("--http-port", router.host, router.http_port)
     if ports.violations:
         raise _bad_parameter(ports.violations)
-    joint = {"targets": addresses[0], "draft": addresses[1]}
+    scheme = WATCH_SCHEME if target.replicas else ""
+    joint = {"targets": scheme + addresses[0], "draft": addresses[1]}
     if http is not None:
         joint["http_port"] = _port_of(http)
     if "model" not in router.model_fields_set:

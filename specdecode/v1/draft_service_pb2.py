@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from specdecode.v1 import types_pb2 as specdecode_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!specdecode/v1/draft_service.proto\x12\rspecdecode.v1\x1a\x19specdecode/v1/types.proto\"\xd0\x02\n\tOpenDraft\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x19\n\x11num_prompt_tokens\x18\x03 \x01(\r\x12\x31\n\x08sampling\x18\x04 \x01(\x0b\x32\x1f.specdecode.v1.ResolvedSampling\x12%\n\x06method\x18\x05 \x01(\x0e\x32\x15.specdecode.v1.Method\x12+\n\x07\x64rafter\x18\x06 \x01(\x0e\x32\x1a.specdecode.v1.DrafterKind\x12\x0c\n\x04seed\x18\x07 \x01(\x04\x12\x14\n\x0c\x63hoice_index\x18\x08 \x01(\r\x12\x13\n\x0btraceparent\x18\t \x01(\t\x12\x12\n\ncache_salt\x18\n \x01(\x0c\x12\x15\n\rtraffic_class\x18\x0b \x01(\t\x12\x18\n\x10remembers_output\x18\x0c \x01(\x08\"]\n\x07Propose\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x13\n\x0b\x66rom_length\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x18\n\x10num_draft_tokens\x18\x04 \x01(\r\"q\n\x0c\x44raftRequest\x12\'\n\x05opens\x18\x01 \x03(\x0b\x32\x18.specdecode.v1.OpenDraft\x12(\n\x08proposes\x18\x02 \x03(\x0b\x32\x16.specdecode.v1.Propose\x12\x0e\n\x06\x63loses\x18\x03 \x03(\x04\"\xdb\x01\n\rProposedDraft\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x18\n\x10\x63ommitted_length\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x32\n\x01q\x18\x04 \x01(\x0b\x32\".specdecode.v1.SparseDistributionsH\x00\x88\x01\x01\x12\x15\n\rdraft_seconds\x18\x05 \x01(\x02\x12\x30\n\x05\x65rror\x18\x06 \x01(\x0b\x32\x1c.specdecode.v1.SequenceErrorH\x01\x88\x01\x01\x42\x04\n\x02_qB\x08\n\x06_error\"=\n\rDraftResponse\x12,\n\x06\x64rafts\x18\x01 \x03(\x0b\x32\x1c.specdecode.v1.ProposedDraft\"\x16\n\x14GetDraftModelRequest\"e\n\x0c\x44rafterCosts\x12+\n\x07\x64rafter\x18\x01 \x01(\x0e\x32\x1a.specdecode.v1.DrafterKind\x12(\n\x05\x63osts\x18\x02 \x01(\x0b\x32\x19.specdecode.v1.DraftCosts\"l\n\x15GetDraftModelResponse\x12\'\n\x05model\x18\x01 \x01(\x0b\x32\x18.specdecode.v1.ModelInfo\x12*\n\x05\x63osts\x18\x02 \x03(\x0b\x32\x1b.specdecode.v1.DrafterCosts2\xb2\x01\n\x0c\x44raftService\x12\x46\n\x05\x44raft\x12\x1b.specdecode.v1.DraftRequest\x1a\x1c.specdecode.v1.DraftResponse(\x01\x30\x01\x12Z\n\rGetDraftModel\x12#.specdecode.v1.GetDraftModelRequest\x1a$.specdecode.v1.GetDraftModelResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!specdecode/v1/draft_service.proto\x12\rspecdecode.v1\x1a\x19specdecode/v1/types.proto\"\xd0\x02\n\tOpenDraft\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x19\n\x11num_prompt_tokens\x18\x03 \x01(\r\x12\x31\n\x08sampling\x18\x04 \x01(\x0b\x32\x1f.specdecode.v1.ResolvedSampling\x12%\n\x06method\x18\x05 \x01(\x0e\x32\x15.specdecode.v1.Method\x12+\n\x07\x64rafter\x18\x06 \x01(\x0e\x32\x1a.specdecode.v1.DrafterKind\x12\x0c\n\x04seed\x18\x07 \x01(\x04\x12\x14\n\x0c\x63hoice_index\x18\x08 \x01(\r\x12\x13\n\x0btraceparent\x18\t \x01(\t\x12\x12\n\ncache_salt\x18\n \x01(\x0c\x12\x15\n\rtraffic_class\x18\x0b \x01(\t\x12\x18\n\x10remembers_output\x18\x0c \x01(\x08\"n\n\x07Propose\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x13\n\x0b\x66rom_length\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x18\n\x10num_draft_tokens\x18\x04 \x01(\r\x12\x0f\n\x07span_id\x18\x05 \x01(\x06\"q\n\x0c\x44raftRequest\x12\'\n\x05opens\x18\x01 \x03(\x0b\x32\x18.specdecode.v1.OpenDraft\x12(\n\x08proposes\x18\x02 \x03(\x0b\x32\x16.specdecode.v1.Propose\x12\x0e\n\x06\x63loses\x18\x03 \x03(\x04\"\xdb\x01\n\rProposedDraft\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x18\n\x10\x63ommitted_length\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12\x32\n\x01q\x18\x04 \x01(\x0b\x32\".specdecode.v1.SparseDistributionsH\x00\x88\x01\x01\x12\x15\n\rdraft_seconds\x18\x05 \x01(\x02\x12\x30\n\x05\x65rror\x18\x06 \x01(\x0b\x32\x1c.specdecode.v1.SequenceErrorH\x01\x88\x01\x01\x42\x04\n\x02_qB\x08\n\x06_error\"=\n\rDraftResponse\x12,\n\x06\x64rafts\x18\x01 \x03(\x0b\x32\x1c.specdecode.v1.ProposedDraft\"\x16\n\x14GetDraftModelRequest\"e\n\x0c\x44rafterCosts\x12+\n\x07\x64rafter\x18\x01 \x01(\x0e\x32\x1a.specdecode.v1.DrafterKind\x12(\n\x05\x63osts\x18\x02 \x01(\x0b\x32\x19.specdecode.v1.DraftCosts\"l\n\x15GetDraftModelResponse\x12\'\n\x05model\x18\x01 \x01(\x0b\x32\x18.specdecode.v1.ModelInfo\x12*\n\x05\x63osts\x18\x02 \x03(\x0b\x32\x1b.specdecode.v1.DrafterCosts2\xb2\x01\n\x0c\x44raftService\x12\x46\n\x05\x44raft\x12\x1b.specdecode.v1.DraftRequest\x1a\x1c.specdecode.v1.DraftResponse(\x01\x30\x01\x12Z\n\rGetDraftModel\x12#.specdecode.v1.GetDraftModelRequest\x1a$.specdecode.v1.GetDraftModelResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,19 +35,19 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_OPENDRAFT']._serialized_start=80
   _globals['_OPENDRAFT']._serialized_end=416
   _globals['_PROPOSE']._serialized_start=418
-  _globals['_PROPOSE']._serialized_end=511
-  _globals['_DRAFTREQUEST']._serialized_start=513
-  _globals['_DRAFTREQUEST']._serialized_end=626
-  _globals['_PROPOSEDDRAFT']._serialized_start=629
-  _globals['_PROPOSEDDRAFT']._serialized_end=848
-  _globals['_DRAFTRESPONSE']._serialized_start=850
-  _globals['_DRAFTRESPONSE']._serialized_end=911
-  _globals['_GETDRAFTMODELREQUEST']._serialized_start=913
-  _globals['_GETDRAFTMODELREQUEST']._serialized_end=935
-  _globals['_DRAFTERCOSTS']._serialized_start=937
-  _globals['_DRAFTERCOSTS']._serialized_end=1038
-  _globals['_GETDRAFTMODELRESPONSE']._serialized_start=1040
-  _globals['_GETDRAFTMODELRESPONSE']._serialized_end=1148
-  _globals['_DRAFTSERVICE']._serialized_start=1151
-  _globals['_DRAFTSERVICE']._serialized_end=1329
+  _globals['_PROPOSE']._serialized_end=528
+  _globals['_DRAFTREQUEST']._serialized_start=530
+  _globals['_DRAFTREQUEST']._serialized_end=643
+  _globals['_PROPOSEDDRAFT']._serialized_start=646
+  _globals['_PROPOSEDDRAFT']._serialized_end=865
+  _globals['_DRAFTRESPONSE']._serialized_start=867
+  _globals['_DRAFTRESPONSE']._serialized_end=928
+  _globals['_GETDRAFTMODELREQUEST']._serialized_start=930
+  _globals['_GETDRAFTMODELREQUEST']._serialized_end=952
+  _globals['_DRAFTERCOSTS']._serialized_start=954
+  _globals['_DRAFTERCOSTS']._serialized_end=1055
+  _globals['_GETDRAFTMODELRESPONSE']._serialized_start=1057
+  _globals['_GETDRAFTMODELRESPONSE']._serialized_end=1165
+  _globals['_DRAFTSERVICE']._serialized_start=1168
+  _globals['_DRAFTSERVICE']._serialized_end=1346
 # @@protoc_insertion_point(module_scope)

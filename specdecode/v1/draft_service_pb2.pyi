@@ -36,16 +36,18 @@ class OpenDraft(_message.Message):
     def __init__(self, sequence: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., num_prompt_tokens: _Optional[int] = ..., sampling: _Optional[_Union[_types_pb2.ResolvedSampling, _Mapping]] = ..., method: _Optional[_Union[_types_pb2.Method, str]] = ..., drafter: _Optional[_Union[_types_pb2.DrafterKind, str]] = ..., seed: _Optional[int] = ..., choice_index: _Optional[int] = ..., traceparent: _Optional[str] = ..., cache_salt: _Optional[bytes] = ..., traffic_class: _Optional[str] = ..., remembers_output: _Optional[bool] = ...) -> None: ...
 
 class Propose(_message.Message):
-    __slots__ = ("sequence", "from_length", "token_ids", "num_draft_tokens")
+    __slots__ = ("sequence", "from_length", "token_ids", "num_draft_tokens", "span_id")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     FROM_LENGTH_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     NUM_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SPAN_ID_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     from_length: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     num_draft_tokens: int
-    def __init__(self, sequence: _Optional[int] = ..., from_length: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., num_draft_tokens: _Optional[int] = ...) -> None: ...
+    span_id: int
+    def __init__(self, sequence: _Optional[int] = ..., from_length: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., num_draft_tokens: _Optional[int] = ..., span_id: _Optional[int] = ...) -> None: ...
 
 class DraftRequest(_message.Message):
     __slots__ = ("opens", "proposes", "closes")

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from specdecode.v1 import types_pb2 as specdecode_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"specdecode/v1/target_service.proto\x12\rspecdecode.v1\x1a\x19specdecode/v1/types.proto\"\xae\x02\n\x0cOpenSequence\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x19\n\x11num_prompt_tokens\x18\x03 \x01(\r\x12\x31\n\x08sampling\x18\x04 \x01(\x0b\x32\x1f.specdecode.v1.ResolvedSampling\x12%\n\x06method\x18\x05 \x01(\x0e\x32\x15.specdecode.v1.Method\x12\x0c\n\x04seed\x18\x06 \x01(\x04\x12\x14\n\x0c\x63hoice_index\x18\x07 \x01(\r\x12\x15\n\x08\x64\x65\x61\x64line\x18\x08 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\ncache_salt\x18\t \x01(\x0c\x12\x13\n\x0btraceparent\x18\n \x01(\t\x12\x13\n\x0btrust_draft\x18\x0b \x01(\x08\x42\x0b\n\t_deadline\"\x7f\n\x06Verify\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x18\n\x10\x63ommitted_length\x18\x02 \x01(\r\x12\x0f\n\x07\x64rafted\x18\x03 \x03(\r\x12\x32\n\x01q\x18\x04 \x01(\x0b\x32\".specdecode.v1.SparseDistributionsH\x00\x88\x01\x01\x42\x04\n\x02_q\"G\n\x05Lease\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x18\n\x10\x63ommitted_length\x18\x02 \x01(\r\x12\x12\n\nnum_tokens\x18\x03 \x01(\r\"\x9a\x01\n\rDecodeRequest\x12*\n\x05opens\x18\x01 \x03(\x0b\x32\x1b.specdecode.v1.OpenSequence\x12\'\n\x08verifies\x18\x02 \x03(\x0b\x32\x15.specdecode.v1.Verify\x12$\n\x06leases\x18\x03 \x03(\x0b\x32\x14.specdecode.v1.Lease\x12\x0e\n\x06\x63loses\x18\x04 \x03(\x04\"\xcf\x03\n\nStepResult\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x18\n\x10\x63ommitted_length\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12&\n\x07origins\x18\x04 \x03(\x0e\x32\x15.specdecode.v1.Origin\x12\x13\n\x0bnum_drafted\x18\x05 \x01(\r\x12\x14\n\x0cnum_accepted\x18\x06 \x01(\r\x12\x0e\n\x06tested\x18\x07 \x03(\x02\x12\x0e\n\x06passed\x18\x08 \x03(\x02\x12.\n\x08logprobs\x18\t \x03(\x0b\x32\x1c.specdecode.v1.TokenLogprobs\x12\x12\n\nlease_left\x18\n \x01(\r\x12\'\n\x05times\x18\x0b \x01(\x0b\x32\x18.specdecode.v1.StepTimes\x12\x19\n\x11num_cached_tokens\x18\x0c \x01(\r\x12\x17\n\x0fnum_preemptions\x18\r \x01(\r\x12\x32\n\rfinish_reason\x18\x0e \x01(\x0e\x32\x1b.specdecode.v1.FinishReason\x12\x30\n\x05\x65rror\x18\x0f \x01(\x0b\x32\x1c.specdecode.v1.SequenceErrorH\x00\x88\x01\x01\x42\x08\n\x06_error\"\xad\x01\n\x0e\x44\x65\x63odeResponse\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12)\n\x04load\x18\x02 \x01(\x0b\x32\x1b.specdecode.v1.LoadSnapshot\x12*\n\x07results\x18\x03 \x03(\x0b\x32\x19.specdecode.v1.StepResult\x12,\n\x05\x63osts\x18\x04 \x01(\x0b\x32\x18.specdecode.v1.StepCostsH\x00\x88\x01\x01\x42\x08\n\x06_costs\"\x17\n\x15GetTargetModelRequest\"\xa4\x01\n\x16GetTargetModelResponse\x12\'\n\x05model\x18\x01 \x01(\x0b\x32\x18.specdecode.v1.ModelInfo\x12)\n\x04load\x18\x02 \x01(\x0b\x32\x1b.specdecode.v1.LoadSnapshot\x12,\n\x05\x63osts\x18\x03 \x01(\x0b\x32\x18.specdecode.v1.StepCostsH\x00\x88\x01\x01\x42\x08\n\x06_costs2\xb9\x01\n\rTargetService\x12I\n\x06\x44\x65\x63ode\x12\x1c.specdecode.v1.DecodeRequest\x1a\x1d.specdecode.v1.DecodeResponse(\x01\x30\x01\x12]\n\x0eGetTargetModel\x12$.specdecode.v1.GetTargetModelRequest\x1a%.specdecode.v1.GetTargetModelResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"specdecode/v1/target_service.proto\x12\rspecdecode.v1\x1a\x19specdecode/v1/types.proto\"\xae\x02\n\x0cOpenSequence\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x19\n\x11num_prompt_tokens\x18\x03 \x01(\r\x12\x31\n\x08sampling\x18\x04 \x01(\x0b\x32\x1f.specdecode.v1.ResolvedSampling\x12%\n\x06method\x18\x05 \x01(\x0e\x32\x15.specdecode.v1.Method\x12\x0c\n\x04seed\x18\x06 \x01(\x04\x12\x14\n\x0c\x63hoice_index\x18\x07 \x01(\r\x12\x15\n\x08\x64\x65\x61\x64line\x18\x08 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\ncache_salt\x18\t \x01(\x0c\x12\x13\n\x0btraceparent\x18\n \x01(\t\x12\x13\n\x0btrust_draft\x18\x0b \x01(\x08\x42\x0b\n\t_deadline\"\x90\x01\n\x06Verify\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x18\n\x10\x63ommitted_length\x18\x02 \x01(\r\x12\x0f\n\x07\x64rafted\x18\x03 \x03(\r\x12\x32\n\x01q\x18\x04 \x01(\x0b\x32\".specdecode.v1.SparseDistributionsH\x00\x88\x01\x01\x12\x0f\n\x07span_id\x18\x05 \x01(\x06\x42\x04\n\x02_q\"X\n\x05Lease\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x18\n\x10\x63ommitted_length\x18\x02 \x01(\r\x12\x12\n\nnum_tokens\x18\x03 \x01(\r\x12\x0f\n\x07span_id\x18\x04 \x01(\x06\"\x9a\x01\n\rDecodeRequest\x12*\n\x05opens\x18\x01 \x03(\x0b\x32\x1b.specdecode.v1.OpenSequence\x12\'\n\x08verifies\x18\x02 \x03(\x0b\x32\x15.specdecode.v1.Verify\x12$\n\x06leases\x18\x03 \x03(\x0b\x32\x14.specdecode.v1.Lease\x12\x0e\n\x06\x63loses\x18\x04 \x03(\x04\"\xcf\x03\n\nStepResult\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x18\n\x10\x63ommitted_length\x18\x02 \x01(\r\x12\x11\n\ttoken_ids\x18\x03 \x03(\r\x12&\n\x07origins\x18\x04 \x03(\x0e\x32\x15.specdecode.v1.Origin\x12\x13\n\x0bnum_drafted\x18\x05 \x01(\r\x12\x14\n\x0cnum_accepted\x18\x06 \x01(\r\x12\x0e\n\x06tested\x18\x07 \x03(\x02\x12\x0e\n\x06passed\x18\x08 \x03(\x02\x12.\n\x08logprobs\x18\t \x03(\x0b\x32\x1c.specdecode.v1.TokenLogprobs\x12\x12\n\nlease_left\x18\n \x01(\r\x12\'\n\x05times\x18\x0b \x01(\x0b\x32\x18.specdecode.v1.StepTimes\x12\x19\n\x11num_cached_tokens\x18\x0c \x01(\r\x12\x17\n\x0fnum_preemptions\x18\r \x01(\r\x12\x32\n\rfinish_reason\x18\x0e \x01(\x0e\x32\x1b.specdecode.v1.FinishReason\x12\x30\n\x05\x65rror\x18\x0f \x01(\x0b\x32\x1c.specdecode.v1.SequenceErrorH\x00\x88\x01\x01\x42\x08\n\x06_error\"\xad\x01\n\x0e\x44\x65\x63odeResponse\x12\x0c\n\x04step\x18\x01 \x01(\x04\x12)\n\x04load\x18\x02 \x01(\x0b\x32\x1b.specdecode.v1.LoadSnapshot\x12*\n\x07results\x18\x03 \x03(\x0b\x32\x19.specdecode.v1.StepResult\x12,\n\x05\x63osts\x18\x04 \x01(\x0b\x32\x18.specdecode.v1.StepCostsH\x00\x88\x01\x01\x42\x08\n\x06_costs\"\x17\n\x15GetTargetModelRequest\"\xa4\x01\n\x16GetTargetModelResponse\x12\'\n\x05model\x18\x01 \x01(\x0b\x32\x18.specdecode.v1.ModelInfo\x12)\n\x04load\x18\x02 \x01(\x0b\x32\x1b.specdecode.v1.LoadSnapshot\x12,\n\x05\x63osts\x18\x03 \x01(\x0b\x32\x18.specdecode.v1.StepCostsH\x00\x88\x01\x01\x42\x08\n\x06_costs2\xb9\x01\n\rTargetService\x12I\n\x06\x44\x65\x63ode\x12\x1c.specdecode.v1.DecodeRequest\x1a\x1d.specdecode.v1.DecodeResponse(\x01\x30\x01\x12]\n\x0eGetTargetModel\x12$.specdecode.v1.GetTargetModelRequest\x1a%.specdecode.v1.GetTargetModelResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,20 +34,20 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_OPENSEQUENCE']._serialized_start=81
   _globals['_OPENSEQUENCE']._serialized_end=383
-  _globals['_VERIFY']._serialized_start=385
-  _globals['_VERIFY']._serialized_end=512
-  _globals['_LEASE']._serialized_start=514
-  _globals['_LEASE']._serialized_end=585
-  _globals['_DECODEREQUEST']._serialized_start=588
-  _globals['_DECODEREQUEST']._serialized_end=742
-  _globals['_STEPRESULT']._serialized_start=745
-  _globals['_STEPRESULT']._serialized_end=1208
-  _globals['_DECODERESPONSE']._serialized_start=1211
-  _globals['_DECODERESPONSE']._serialized_end=1384
-  _globals['_GETTARGETMODELREQUEST']._serialized_start=1386
-  _globals['_GETTARGETMODELREQUEST']._serialized_end=1409
-  _globals['_GETTARGETMODELRESPONSE']._serialized_start=1412
-  _globals['_GETTARGETMODELRESPONSE']._serialized_end=1576
-  _globals['_TARGETSERVICE']._serialized_start=1579
-  _globals['_TARGETSERVICE']._serialized_end=1764
+  _globals['_VERIFY']._serialized_start=386
+  _globals['_VERIFY']._serialized_end=530
+  _globals['_LEASE']._serialized_start=532
+  _globals['_LEASE']._serialized_end=620
+  _globals['_DECODEREQUEST']._serialized_start=623
+  _globals['_DECODEREQUEST']._serialized_end=777
+  _globals['_STEPRESULT']._serialized_start=780
+  _globals['_STEPRESULT']._serialized_end=1243
+  _globals['_DECODERESPONSE']._serialized_start=1246
+  _globals['_DECODERESPONSE']._serialized_end=1419
+  _globals['_GETTARGETMODELREQUEST']._serialized_start=1421
+  _globals['_GETTARGETMODELREQUEST']._serialized_end=1444
+  _globals['_GETTARGETMODELRESPONSE']._serialized_start=1447
+  _globals['_GETTARGETMODELRESPONSE']._serialized_end=1611
+  _globals['_TARGETSERVICE']._serialized_start=1614
+  _globals['_TARGETSERVICE']._serialized_end=1799
 # @@protoc_insertion_point(module_scope)

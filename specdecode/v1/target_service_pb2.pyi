@@ -34,26 +34,30 @@ class OpenSequence(_message.Message):
     def __init__(self, sequence: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., num_prompt_tokens: _Optional[int] = ..., sampling: _Optional[_Union[_types_pb2.ResolvedSampling, _Mapping]] = ..., method: _Optional[_Union[_types_pb2.Method, str]] = ..., seed: _Optional[int] = ..., choice_index: _Optional[int] = ..., deadline: _Optional[float] = ..., cache_salt: _Optional[bytes] = ..., traceparent: _Optional[str] = ..., trust_draft: _Optional[bool] = ...) -> None: ...
 
 class Verify(_message.Message):
-    __slots__ = ("sequence", "committed_length", "drafted", "q")
+    __slots__ = ("sequence", "committed_length", "drafted", "q", "span_id")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_LENGTH_FIELD_NUMBER: _ClassVar[int]
     DRAFTED_FIELD_NUMBER: _ClassVar[int]
     Q_FIELD_NUMBER: _ClassVar[int]
+    SPAN_ID_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     committed_length: int
     drafted: _containers.RepeatedScalarFieldContainer[int]
     q: _types_pb2.SparseDistributions
-    def __init__(self, sequence: _Optional[int] = ..., committed_length: _Optional[int] = ..., drafted: _Optional[_Iterable[int]] = ..., q: _Optional[_Union[_types_pb2.SparseDistributions, _Mapping]] = ...) -> None: ...
+    span_id: int
+    def __init__(self, sequence: _Optional[int] = ..., committed_length: _Optional[int] = ..., drafted: _Optional[_Iterable[int]] = ..., q: _Optional[_Union[_types_pb2.SparseDistributions, _Mapping]] = ..., span_id: _Optional[int] = ...) -> None: ...
 
 class Lease(_message.Message):
-    __slots__ = ("sequence", "committed_length", "num_tokens")
+    __slots__ = ("sequence", "committed_length", "num_tokens", "span_id")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_LENGTH_FIELD_NUMBER: _ClassVar[int]
     NUM_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SPAN_ID_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     committed_length: int
     num_tokens: int
-    def __init__(self, sequence: _Optional[int] = ..., committed_length: _Optional[int] = ..., num_tokens: _Optional[int] = ...) -> None: ...
+    span_id: int
+    def __init__(self, sequence: _Optional[int] = ..., committed_length: _Optional[int] = ..., num_tokens: _Optional[int] = ..., span_id: _Optional[int] = ...) -> None: ...
 
 class DecodeRequest(_message.Message):
     __slots__ = ("opens", "verifies", "leases", "closes")

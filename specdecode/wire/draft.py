@@ -71,6 +71,7 @@ def propose_to_proto(order: Propose) -> pb.Propose:
         from_length=order.from_length,
         token_ids=order.token_ids,
         num_draft_tokens=order.num_draft_tokens,
+        span_id=order.span_id,
     )
 
 
@@ -78,7 +79,13 @@ def propose_from_proto(message: pb.Propose, field: str = "propose") -> Propose:
     if message.num_draft_tokens > MAX_DRAFT_TOKENS:
         limit = f"{message.num_draft_tokens}; at most {MAX_DRAFT_TOKENS}"
         raise refuse(f"{field}.num_draft_tokens", limit)
-    return Propose(message.sequence, message.from_length, tuple(message.token_ids), message.num_draft_tokens)
+    return Propose(
+        sequence=message.sequence,
+        from_length=message.from_length,
+        token_ids=tuple(message.token_ids),
+        num_draft_tokens=message.num_draft_tokens,
+        span_id=message.span_id,
+    )
 
 
 def draft_frame_to_proto(frame: DraftFrame) -> pb.DraftRequest:

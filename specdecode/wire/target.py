@@ -72,23 +72,27 @@ def verify_to_proto(order: Verify) -> pb.Verify:
         committed_length=order.committed_length,
         drafted=order.drafted,
         q=None if order.q is None else distributions_to_proto(order.q),
+        span_id=order.span_id,
     )
 
 
 def verify_from_proto(message: pb.Verify, field: str = "verify") -> Verify:
     drafted = tuple(message.drafted)
     q = drafted_from_proto(message, drafted, field, "drafted")
-    return Verify(message.sequence, message.committed_length, drafted, q)
+    return Verify(message.sequence, message.committed_length, drafted, q, message.span_id)
 
 
 def lease_to_proto(order: Lease) -> pb.Lease:
     return pb.Lease(
-        sequence=order.sequence, committed_length=order.committed_length, num_tokens=order.num_tokens
+        sequence=order.sequence,
+        committed_length=order.committed_length,
+        num_tokens=order.num_tokens,
+        span_id=order.span_id,
     )
 
 
 def lease_from_proto(message: pb.Lease) -> Lease:
-    return Lease(message.sequence, message.committed_length, message.num_tokens)
+    return Lease(message.sequence, message.committed_length, message.num_tokens, message.span_id)
 
 
 def decode_frame_to_proto(frame: DecodeFrame) -> pb.DecodeRequest:

@@ -130,6 +130,8 @@ class ScriptedTarget(pb_grpc.TargetServiceServicer):  # type: ignore[misc]
                 self.violations.append(f"{verify} while {sequence.length} are committed")
             sequence.verify, sequence.lease_end = verify, 0
         for lease in frame.leases:
+            if not lease.num_tokens:
+                self.violations.append(f"{lease} allows nothing")
             running = self.running.get(lease.sequence)
             if running is not None and running.has_order and self.renewals_are_late:
                 self.late.append(lease)

@@ -231,7 +231,7 @@ def test_what_comes_before_a_row_without_answer_has_the_targets_distribution(met
         )
         verify = Verify(number, len(PROMPT), drafted, sent)
         sequence = TargetSequence(SequenceKey(1, number), opened, kv, verify)
-        works.append(Work(sequence, Chunk(kv, [PROMPT[-1], *drafted], 3), drafted))
+        works.append(Work(sequence, Chunk(kv, [PROMPT[-1], *drafted], 3), drafted, verify))
     logits = p.log().expand(num_windows, 3, vocab_size).clone()
     logits[first == sick, 1:] = torch.nan
     outcomes = Verifier(torch.Generator().manual_seed(2)).verify(logits.flatten(0, 1), works)
