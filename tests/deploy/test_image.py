@@ -98,6 +98,7 @@ def test_the_list_of_packages_is_that_of_the_package_and_wholly_pinned(stage: st
     assert names <= pinned
 
 
+@pytest.mark.skipif("HELM" not in os.environ, reason="pip fetches a build tool: make test-deploy")
 def test_the_package_installs_from_what_is_copied_and_its_entry_points_answer(tmp_path: Path) -> None:
     build, prefix = tmp_path / "build", tmp_path / "specdecode"
     build.mkdir()
@@ -109,12 +110,7 @@ def test_the_package_installs_from_what_is_copied_and_its_entry_points_answer(tm
     command = commands("builder-cpu")[-1].replace("/opt/specdecode", str(prefix))
     assert command.startswith("pip install --no-deps . && pip freeze --all >")
     path = f"{prefix / 'bin'}{os.pathsep}{os.environ['PATH']}"
-    run(
-        command.replace("--no-deps", "--no-deps --no-build-isolation --quiet"),
-        build,
-        PATH=path,
-        PYTHONPATH="",
-    )
+    run(command, build, PATH=path, PYTHONPATH="")
     assert "specdecode" in (prefix / "packages.txt").read_text()
     shutil.rmtree(build)
     for answered in ("specdecode --version", *(f"python -m {m} --version" for m in MODULES)):
