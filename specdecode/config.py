@@ -46,7 +46,7 @@ ROUTER_PORT = 50051
 HTTP_PORT = 8080
 TARGET_PORT = 50052
 DRAFT_PORT = 50053
-COMMANDS = ("generate", "chat", "status", "figures", "plan", "simulate", "calibrate", "distill")
+COMMANDS = ("generate", "chat", "status", "figures", "plan", "simulate", "calibrate", "distill", "doctor")
 """Commands with a section of their own in the file, beside the services'."""
 CLIENT = "client"
 """The section of what all commands share that ask a router."""

@@ -14,6 +14,7 @@ from specdecode.cli import (
     chat,
     demo,
     distill,
+    doctor,
     generate,
     keys,
     models,
@@ -75,6 +76,7 @@ app.command(context_settings=simulate.PASSED_ON)(simulate.simulate)
 app.command()(bundled(calibrate.calibrate, "SPECDECODE_CALIBRATE_"))
 app.command()(bundled(distill.distill, "SPECDECODE_DISTILL_"))
 app.command()(bundled(operate.figures))
+app.command()(bundled(doctor.doctor))
 app.command()(bundled(scale.scale))
 app.command()(stats.stats)
 app.command()(audit.audit)
