@@ -265,7 +265,7 @@ async def start_fleet(settings: TargetSettings) -> Running:
     # First: it forks, which a process that listens by gRPC should not.
     cluster = await Cluster.connect(settings.ray_address)
     await on_main_thread(_take_signals_back)
-    server = Server([SERVICE_NAME], settings.max_message_bytes)
+    server = Server([SERVICE_NAME], settings.max_message_bytes, settings.exposure)
     registry = Registry()
     fleets: list[Fleet] = []
 
