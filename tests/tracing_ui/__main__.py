@@ -1,8 +1,8 @@
 """`make test-tracing-ui`: a trace is found in a real tracing UI, behind a real collector, with its rounds.
 
 Starts arize-phoenix, a rotel collector before it and the three services with the demo model; asks for a text;
-looks for the trace by Phoenix's API; and takes a picture of its page. Phoenix and rotel have an environment of
-their own (--environment), which the Makefile makes.
+looks for the trace by Phoenix's API; and takes a picture of its page. Phoenix and rotel have an environment
+of their own (--environment), which the Makefile makes.
 """
 
 from __future__ import annotations
