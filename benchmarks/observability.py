@@ -109,8 +109,15 @@ def measure(
     for name, traced in ((OFF, ()), (ROUNDS, ("--otlp-endpoint", collector))):
         directory = logs / name
         directory.mkdir()
-        options = {"draft_options": ("--calibration", "off", *traced), "router_options": traced}
-        services = Services(stack, DEFAULT_MODEL, (*kv, *traced), directory, threads, **options)
+        services = Services(
+            stack,
+            DEFAULT_MODEL,
+            (*kv, *traced),
+            directory,
+            threads,
+            draft_options=("--calibration", "off", *traced),
+            router_options=traced,
+        )
         addresses[name] = services.address
     addresses[UNSAMPLED] = addresses[ROUNDS]
     ways = (OFF, UNSAMPLED, ROUNDS)
