@@ -25,15 +25,17 @@ from draft_service.suffix import SuffixDrafter
 from draft_service.suffix_index import SuffixOptions
 from draft_service.tracing import DraftTracer
 from specdecode import __version__, models, tokenizer
+from specdecode.announcing import Announcer
 from specdecode.config import DraftSettings, load_settings
 from specdecode.cores import cores_id
 from specdecode.errors import SpecdecodeError
 from specdecode.lm.memory import choose_device, choose_num_blocks
 from specdecode.lm.model import load_model
 from specdecode.lm.runner import PagedLM
+from specdecode.replicas import ReplicaRole
 from specdecode.serving import Running, Server, configure_logging, on_main_thread, run_until_signalled
-from specdecode.telemetry import Tracing, start_tracing
-from specdecode.telemetry.meters import Meters
+from specdecode.telemetry import start_tracing
+from specdecode.telemetry.meters import Meters, close_telemetry
 from specdecode.types import DrafterKind, Method, ModelInfo, OpenDraft, Propose, SamplingParams
 from specdecode.v1 import draft_service_pb2_grpc as pb_grpc
 
@@ -132,8 +134,19 @@ def warm_up(drafter: ModelDrafter) -> None:
 
 async def start(settings: DraftSettings) -> Running:
     """Loads, warms up and calibrates what is offered, then listens and serves."""
-    server = Server([SERVICE_NAME], settings.max_message_bytes)
+    server = Server([SERVICE_NAME], settings.max_message_bytes, settings.exposure)
+    announcer = Announcer(settings, ReplicaRole.DRAFT, server)
+    announcer.start()
+    try:
+        return await _start(settings, server, announcer)
+    except BaseException:
+        await announcer.stop()
+        raise
+
+
+async def _start(settings: DraftSettings, server: Server, announcer: Announcer) -> Running:
     offer = await on_main_thread(partial(build_offer, settings))
+    announcer.calibrating(offer.info)
     limits = (settings.max_sequences, settings.calibration, settings.calibration_seconds)
     stopped = threading.Event()
     try:
@@ -155,16 +168,16 @@ async def start(settings: DraftSettings) -> Running:
     on_main_thread(loop.run)
     ended = asyncio.wrap_future(loop.ended)
     server.set_serving()
+    announcer.ready(port)
     kinds = " and ".join(kind.value for kind in offer.drafters)
     logger.info("serving drafts by %s (model %s) on %s:%d", kinds, offer.info.name, settings.host, port)
-    return Running(server, on_stopped=partial(asyncio.to_thread, _stop, loop, tracing, meters), watched=ended)
 
+    async def stop() -> None:
+        await asyncio.to_thread(loop.stop)
+        await announcer.stop()
+        await asyncio.to_thread(close_telemetry, tracing, meters)
 
-def _stop(loop: DraftLoop, tracing: Tracing | None, meters: Meters) -> None:
-    loop.stop()
-    meters.close()
-    if tracing is not None:
-        tracing.close()
+    return Running(server, on_stopped=stop, watched=ended)
 
 
 def main() -> int:

@@ -18,7 +18,13 @@ from router.reasons import DecisionReason, DrafterState
 from router.replicas import DraftLink
 from router.request import Choice
 from specdecode.cost_tables import DraftCosts
-from specdecode.errors import InternalError, InvalidArgumentError, SpecdecodeError, UnavailableError
+from specdecode.errors import (
+    InternalError,
+    InvalidArgumentError,
+    Reason,
+    SpecdecodeError,
+    UnavailableError,
+)
 from specdecode.types import (
     Draft,
     DrafterKind,
@@ -152,9 +158,11 @@ class DraftDesk:
         link: set once before anything else; None if no draft service is configured.
         num_invalid: answers that could not be what was asked for.
         clock: what drafting really takes.
+        is_trusted: whether q is believed to be what drafts were sampled from, which no check can see.
     """
 
-    def __init__(self, vocab_size: int) -> None:
+    def __init__(self, vocab_size: int, is_trusted: bool = True) -> None:
+        self.is_trusted = is_trusted
         self.link: DraftLink | None = None
         self.num_invalid = 0
         self.clock = DraftClock()
@@ -315,6 +323,10 @@ class DraftDesk:
         if draft.error is not None:
             request = seat.choice.request
             logger.info("no draft for %s: %s", request.id, draft.error.message, extra={"fields": request.ids})
+            # What `replicas` makes of a message that does not hang together.
+            self.num_invalid += draft.error.reason is Reason.INVALID_ARGUMENT and isinstance(
+                draft.error, InternalError
+            )
             self._close_at_service(seat)
             seat.take_break()
             if isinstance(draft.error, InvalidArgumentError):

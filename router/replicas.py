@@ -10,13 +10,14 @@ import asyncio
 import logging
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
 import grpc
 
+from specdecode import __version__
 from specdecode.cost_tables import DraftCosts, StepCosts
 from specdecode.errors import (
     FailedPreconditionError,
@@ -27,6 +28,7 @@ from specdecode.errors import (
     UnavailableError,
 )
 from specdecode.serving import connect, error_from_rpc
+from specdecode.tls import ClientTls, why_refused
 from specdecode.types import (
     DecodeFrame,
     Draft,
@@ -87,9 +89,14 @@ class Link(ABC, Generic[Sent, Received]):
     kind: str
 
     def __init__(
-        self, address: str, max_message_bytes: int, fingerprint: str, listener: Listener[Received]
+        self,
+        address: str,
+        max_message_bytes: int,
+        fingerprint: str,
+        listener: Listener[Received],
+        tls: ClientTls | None = None,
     ) -> None:
-        """`fingerprint` is the router's tokenizer's."""
+        """`fingerprint` is the router's tokenizer's; certificates are read at each connection."""
         self.address = address
         self.info: ModelInfo | None = None
         self.up = False
@@ -98,6 +105,7 @@ class Link(ABC, Generic[Sent, Received]):
         self.first_contact.add_done_callback(_look_at)
         self._max_message_bytes = max_message_bytes
         self._fingerprint = fingerprint
+        self._tls = tls
         self._listener: Listener[Received] = listener
         self._pending: list[Sent] = []
         self._has_pending = asyncio.Event()
@@ -128,19 +136,25 @@ class Link(ABC, Generic[Sent, Received]):
     async def _run_stream(self) -> SpecdecodeError:
         """One connection from beginning to end; what ended it."""
         try:
-            async with connect(self.address, self._max_message_bytes) as channel:
+            async with connect(self.address, self._max_message_bytes, self._tls) as channel:
                 self.info = await self._hello(channel)
-                self._check_vocabulary(self.info)
+                self._check(self.info)
                 self._greeted(None)
                 await self._exchange(self._open(channel))
         except grpc.aio.AioRpcError as error:
-            return error_from_rpc(error)
+            return await self._in_words(error_from_rpc(error))
         except FailedPreconditionError as error:
             self._greeted(error)
             return error
         except SpecdecodeError as error:
             return InternalError(f"it sent what can't be read: {error.message}")
         return UnavailableError("the stream was ended")
+
+    async def _in_words(self, error: SpecdecodeError) -> SpecdecodeError:
+        """The error, or what is wrong with TLS where gRPC could not connect."""
+        unreachable = isinstance(error, UnavailableError) and not self.up
+        reason = await why_refused(self.address, self._tls) if unreachable else None
+        return error if reason is None else UnavailableError(reason)
 
     def _greeted(self, refusal: SpecdecodeError | None) -> None:
         if self.first_contact.done():
@@ -149,6 +163,20 @@ class Link(ABC, Generic[Sent, Received]):
             self.first_contact.set_result(None)
         else:
             self.first_contact.set_exception(refusal)
+
+    def _check(self, info: ModelInfo) -> None:
+        """Refuses a replica that must not be used.
+
+        Raises:
+            FailedPreconditionError: another version of the package, or another vocabulary.
+        """
+        if info.version not in ("", __version__):
+            raise FailedPreconditionError(
+                f"the {self.kind} at {self.address} runs specdecode {info.version}, the router "
+                f"{__version__}: install one version on all",
+                reason=Reason.VERSION_MISMATCH,
+            )
+        self._check_vocabulary(info)
 
     def _check_vocabulary(self, info: ModelInfo) -> None:
         if info.fingerprint != self._fingerprint:
@@ -218,6 +246,11 @@ class Link(ABC, Generic[Sent, Received]):
         """The frame in a message."""
 
 
+def _identity(info: ModelInfo) -> tuple[str, str, int]:
+    """What must be equal for a text to go on elsewhere."""
+    return info.name, info.dtype, info.num_parameters
+
+
 def _look_at(contact: asyncio.Future[None]) -> None:
     """A refusal is logged where it happens; asyncio need not complain if nobody waits for it."""
     if not contact.cancelled():
@@ -232,9 +265,11 @@ class TargetLink(Link[DecodeFrame, StepFrame]):
         draining: the replica opens nothing any more; until the link comes up anew.
         costs: of its steps, as it measured them last; None where it did not. `load.cost_ratio` corrects
             them.
+        pool: what the other replicas serve that may be used.
     """
 
     kind = "target"
+    pool: Callable[[], Sequence[ModelInfo]] = staticmethod(lambda: ())
     load = LoadSnapshot()
     draining = False
     costs: StepCosts | None = None
@@ -246,6 +281,17 @@ class TargetLink(Link[DecodeFrame, StepFrame]):
         self.load, self.draining = load_snapshot_from_proto(reply.load), False
         self.costs = step_costs_from_proto(reply.costs) if reply.HasField("costs") else None
         return model_info_from_proto(reply.model)
+
+    def _check(self, info: ModelInfo) -> None:
+        """Also refuses another model than the others serve: a text would go on on it."""
+        super()._check(info)
+        others = {_identity(other) for other in self.pool()} - {_identity(info)}
+        if others:
+            raise FailedPreconditionError(
+                f"the target at {self.address} serves {' '.join(map(str, _identity(info)))}, other replicas "
+                f"{' '.join(map(str, others.pop()))}: one pool serves one model",
+                reason=Reason.MODEL_MISMATCH,
+            )
 
     def _open(self, channel: grpc.aio.Channel) -> Any:
         return target_grpc.TargetServiceStub(channel).Decode()
@@ -307,4 +353,5 @@ def _draft_from_proto(message: Any) -> Draft:
     try:
         return draft_from_proto(message)
     except InvalidArgumentError as error:
-        return Draft(message.sequence, message.committed_length, error=InternalError(error.message))
+        refusal = InternalError(error.message, reason=Reason.INVALID_ARGUMENT)
+        return Draft(message.sequence, message.committed_length, error=refusal)

@@ -14,8 +14,8 @@ from router.reasons import DecisionReason
 from router.regret import Outlook
 from router.text import TextStream, Tokenizer
 from router.validation import ResolvedRequest
-from specdecode.errors import InternalError, SpecdecodeError
-from specdecode.requests import EmittedToken, Piece
+from specdecode.errors import InternalError, Reason, SpecdecodeError
+from specdecode.requests import EmittedToken, Move, Piece
 from specdecode.types import DrafterKind, FinishReason, Origin, RoundRecord, StepResult, Usage
 
 if TYPE_CHECKING:
@@ -75,6 +75,7 @@ class Choice:
         self._text = text
         self._unsaid: deque[EmittedToken] = deque()
         self._said = _Said()
+        self._moves: list[Move] = []
         self._counter = _UsageCounter(len(self.tokens) if index == 0 else 0, counts_cached=index == 0)
 
     @property
@@ -138,11 +139,17 @@ class Choice:
         self.error = error
         self._finish()
 
-    def moved(self, replica: str) -> None:
+    def moved(self, replica: str, reason: Reason) -> None:
         """The choice goes on on another replica than the one at this address, or there from anew."""
+        self._moves.append(Move(replica, reason.value, self.num_output))
         self._counter.moved()
         if self.trace is not None:
             self.trace.moved(replica, time.monotonic())
+        self._is_opening = True
+
+    def parked(self) -> None:
+        """The choice has given back its KV until its client has caught up."""
+        self._counter.parked()
         self._is_opening = True
 
     def take_piece(self) -> Piece | None:
@@ -165,6 +172,7 @@ class Choice:
             usage=self.usage if said.is_last else None,
             error=self.error if said.is_last else None,
             report=self.figures.report() if said.is_last and self.resolved.include_report else (),
+            moves=tuple(self._moves) if said.is_last else (),
         )
 
     def _commit(self, result: StepResult) -> int:
@@ -223,10 +231,11 @@ class _UsageCounter:
         self._num_failovers = 0
         self._preemptions_elsewhere = 0
         self._preemptions_here = 0
+        self._is_reopened = False
 
     def count(self, result: StepResult, origins: tuple[Origin, ...]) -> None:
         """Counts a result of which the tokens with these origins were kept."""
-        if self._counts_cached and not self._num_failovers:
+        if self._counts_cached and not self._is_reopened:
             self._num_cached += result.num_cached_tokens
         self._preemptions_here = result.num_preemptions
         self._num_drafted += result.num_drafted
@@ -236,6 +245,14 @@ class _UsageCounter:
 
     def moved(self) -> None:
         self._num_failovers += 1
+        self._reopened()
+
+    def parked(self) -> None:
+        self._preemptions_elsewhere += 1
+        self._reopened()
+
+    def _reopened(self) -> None:
+        self._is_reopened = True
         self._preemptions_elsewhere += self._preemptions_here
         self._preemptions_here = 0
 

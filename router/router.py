@@ -7,18 +7,25 @@ import logging
 import uuid
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
+from dataclasses import replace
 from typing import Any
 
+from router.access import ANYONE, Caller
+from router.admission import Admission, Ticket
+from router.draft_source import DraftSource
 from router.drafts import DraftDesk
 from router.estimates import EstimatesFile
 from router.figures import FigureBook
+from router.homes import Homes
+from router.metering import Meter
 from router.observing import Observed, Observer
 from router.policy_settings import PolicySettings
 from router.replicas import DraftLink, Link, Listener, TargetLink
 from router.request import Choice, Request
 from router.rounds import Placed, ReplicaLoop, Withdrawn
+from router.targets import Crew, Targets
 from router.text import Tokenizer
-from router.validation import ModelLimits, ResolvedRequest, resolve
+from router.validation import ModelLimits, OperatorLimits, ResolvedRequest, resolve
 from specdecode import __version__
 from specdecode.config import RouterSettings
 from specdecode.cost_tables import DraftCosts, StepCosts
@@ -68,33 +75,55 @@ class Router:
         self._num_requests = 0
         self._requests: set[Request] = set()
         self._figures = FigureBook()
+        self._meter = Meter()
+        self._admission = Admission(
+            self._capacity, settings.max_waiting_tokens, lambda: self._policy.batch_weight
+        )
+        self._placing = Homes()
         self._homes: dict[Choice, ReplicaLoop] = {}
         self._homeless: dict[Choice, asyncio.TimerHandle] = {}
-        self._drafts = DraftDesk(tokenizer.vocab_size)
+        self._drafts = DraftDesk(tokenizer.vocab_size, settings.believes_draft)
         self._observer = Observer(settings, tracing, self._draft_model)
         self._policy = PolicySettings.of(settings)
         self._estimates = EstimatesFile(settings.estimates_file)
-        self._loops = [self._build_loop(address) for address in settings.targets]
-        if settings.draft is not None:
-            self._drafts.link = self._build_draft_link(settings.draft)
-        self._tasks: list[asyncio.Task[None]] = []
+        self._crew = Crew()
+        limit = settings.max_message_bytes
+        self._targets = Targets(settings.targets, limit, self._build_loop, self._crew, settings.mesh)
+        self._draft_source = None if settings.draft is None else self._source_of_drafts(settings.draft)
         self.meters: Meters | None = None
 
     def _build_loop(self, address: str) -> ReplicaLoop:
-        loop = ReplicaLoop(self._drafts, self._policy, self._estimates.estimates, self._place_elsewhere)
+        loop = ReplicaLoop(
+            self._drafts,
+            self._policy,
+            self._estimates.estimates,
+            self._place_elsewhere,
+            self._settings.park_seconds,
+        )
         listener = loop.listener(on_up=self._on_target_up, on_down=self._on_target_down)
         limit = self._settings.max_message_bytes
-        loop.link = TargetLink(address, limit, self._tokenizer.fingerprint, listener)
+        loop.link = TargetLink(address, limit, self._tokenizer.fingerprint, listener, self._settings.mesh)
+        loop.link.pool = self._served
         return loop
+
+    def _source_of_drafts(self, source: str) -> DraftSource:
+        limit = self._settings.max_message_bytes
+        return DraftSource(
+            source, limit, self._build_draft_link, self._drafts, self._crew, self._settings.mesh
+        )
 
     def _build_draft_link(self, address: str) -> DraftLink:
         listener = Listener(lambda: None, self._drafts.take, self._drafts.lose)
         limit = self._settings.max_message_bytes
-        return DraftLink(address, limit, self._tokenizer.fingerprint, listener)
+        return DraftLink(address, limit, self._tokenizer.fingerprint, listener, self._settings.mesh)
+
+    def _served(self) -> list[ModelInfo]:
+        """What the targets serve that are in use."""
+        return [link.info for link in self._links if link.up and link.info is not None]
 
     @property
     def _links(self) -> Sequence[TargetLink]:
-        return [loop.link for loop in self._loops]
+        return [loop.link for loop in self._targets.loops]
 
     @property
     def policy(self) -> PolicySettings:
@@ -104,7 +133,7 @@ class Router:
     @policy.setter
     def policy(self, policy: PolicySettings) -> None:
         self._policy = policy
-        for loop in self._loops:
+        for loop in self._targets.loops:
             loop.policy = policy
 
     # Life
@@ -115,41 +144,31 @@ class Router:
         Raises:
             FailedPreconditionError: a target or the draft service has another vocabulary.
         """
-        links: list[Link[Any, Any]] = [*self._links]
-        if self._drafts.link is not None:
-            links.append(self._drafts.link)
-        runs = [*(link.run() for link in links), *(loop.run() for loop in self._loops)]
-        runs.append(self._estimates.run())
-        self._tasks = [asyncio.create_task(run) for run in runs]
+        if self._draft_source is not None:
+            self._crew.add(self._draft_source.run())
+        self._crew.add(self._estimates.run())
+        self._targets.start()
         self.meters = Meters(self._settings, within(asyncio.get_running_loop(), self.families))
-        contacts = [link.first_contact for link in self._links]
-        done, _ = await asyncio.wait(contacts, return_when=asyncio.FIRST_COMPLETED)
-        for contact in done:
-            contact.result()
-        if self._drafts.link is not None:
-            await self._meet_draft(self._drafts.link)
+        await self._targets.met()
+        if self._draft_source is not None:
+            await self._meet_draft(self._draft_source)
         return asyncio.create_task(self._watch())
 
     async def _watch(self) -> None:
-        """Ends when a loop or link does, which run for ever, with whatever ended it."""
-        done, _ = await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            if not task.cancelled():
-                task.result()
+        """Ends when a loop or link fails, with what it failed with."""
+        await self._crew.failed
 
-    async def _meet_draft(self, link: DraftLink) -> None:
+    async def _meet_draft(self, source: DraftSource) -> None:
         """The draft service is not waited for long: it is not needed."""
-        done, _ = await asyncio.wait([link.first_contact], timeout=_FIRST_DRAFT_SECONDS)
+        done, _ = await asyncio.wait([source.met], timeout=_FIRST_DRAFT_SECONDS)
         if done:
-            link.first_contact.result()
+            source.met.result()
         else:
-            logger.warning("draft service %s is not there yet; going on without", link.address)
+            logger.warning("draft service %s is not there yet; going on without", source.source)
 
     async def stop(self) -> None:
         """Closes all streams, and with them whatever they hold."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._crew.stop()
         self._estimates.save()
         if self.meters is not None:
             await asyncio.to_thread(self.meters.close)
@@ -158,7 +177,11 @@ class Router:
     # Requests
 
     async def generate(
-        self, asked: GenerateRequest, deadline: float | None = None, traceparent: str = ""
+        self,
+        asked: GenerateRequest,
+        deadline: float | None = None,
+        traceparent: str = "",
+        caller: Caller = ANYONE,
     ) -> AsyncGenerator[Piece, None]:
         """Pieces of all choices, as they come. Closing it frees all that the request holds.
 
@@ -166,24 +189,27 @@ class Router:
             asked: what the client wants.
             deadline: seconds since the epoch.
             traceparent: W3C trace context.
+            caller: who asks.
         Raises:
             SpecdecodeError: the request is refused; nothing was started.
         """
-        with self._observer.watch(asked, traceparent) as observed, self._admitted():
-            resolved = await self._resolve(asked)
-            async with aclosing(self._run(resolved, deadline, traceparent, observed)) as pieces:
+        with self._observer.watch(asked, traceparent) as observed, self._admitted(caller):
+            resolved = await self._resolve(asked, caller)
+            async with aclosing(self._run(resolved, deadline, traceparent, caller, observed)) as pieces:
                 async for piece in pieces:
                     yield piece
 
-    async def resolve(self, asked: GenerateRequest, traceparent: str = "") -> ResolvedRequest:
+    async def resolve(
+        self, asked: GenerateRequest, traceparent: str = "", caller: Caller = ANYONE
+    ) -> ResolvedRequest:
         """What `run` takes; nothing is started.
 
         Raises:
             SpecdecodeError: the request is refused.
         """
         try:
-            with self._admitted():
-                return await self._resolve(asked)
+            with self._admitted(caller):
+                return await self._resolve(asked, caller)
         except SpecdecodeError:
             with self._observer.watch(asked, traceparent):
                 raise
@@ -194,33 +220,59 @@ class Router:
         resolved: ResolvedRequest,
         deadline: float | None = None,
         traceparent: str = "",
+        caller: Caller = ANYONE,
     ) -> AsyncGenerator[Piece, None]:
         """As `generate`, of a request that was resolved before.
 
         Raises:
             ResourceExhaustedError: as many requests run as may.
         """
-        with self._observer.watch(asked, traceparent) as observed, self._admitted():
-            async with aclosing(self._run(resolved, deadline, traceparent, observed)) as pieces:
+        with self._observer.watch(asked, traceparent) as observed, self._admitted(caller):
+            async with aclosing(self._run(resolved, deadline, traceparent, caller, observed)) as pieces:
                 async for piece in pieces:
                     yield piece
 
     @contextmanager
-    def _admitted(self) -> Iterator[None]:
+    def _admitted(self, caller: Caller) -> Iterator[None]:
+        """Refuses what there is no room for, before any work."""
         if self._num_requests >= self._settings.max_requests:
-            message = f"{self._num_requests} requests run, as many as may"
-            raise ResourceExhaustedError(message, retry_after=_RETRY_SECONDS)
+            message = f"{self._num_requests} requests run or wait, as many as may"
+            raise ResourceExhaustedError(message, retry_after=self._admission.retry_seconds)
+        self._meter.check(caller)
         self._num_requests += 1
         try:
             yield
         finally:
             self._num_requests -= 1
 
-    async def _resolve(self, asked: GenerateRequest) -> ResolvedRequest:
+    async def _resolve(self, asked: GenerateRequest, caller: Caller) -> ResolvedRequest:
         self.check_model(asked.model)
-        return await resolve(asked, self._tokenizer, self._limits())
+        resolved = await resolve(asked, self._tokenizer, self._limits())
+        return replace(resolved, cache_salt=caller.salt(resolved.cache_salt))
 
     async def _run(
+        self,
+        resolved: ResolvedRequest,
+        deadline: float | None,
+        traceparent: str,
+        caller: Caller,
+        observed: Observed,
+    ) -> AsyncGenerator[Piece, None]:
+        """Pieces of a request, from its turn on."""
+        num_prompt_tokens = len(resolved.prompt_token_ids)
+        ticket = Ticket(caller, resolved.tier, resolved.n, num_prompt_tokens, deadline)
+        with self._meter.counted(caller):
+            async with (
+                self._admission.turn(ticket),
+                aclosing(self._pieces(resolved, deadline, traceparent, observed)) as pieces,
+            ):
+                self._meter.used(caller, num_prompt_tokens)
+                async for piece in pieces:
+                    self._meter.used(caller, len(piece.tokens))
+                    self._admission.used(ticket, len(piece.tokens))
+                    yield piece
+
+    async def _pieces(
         self, resolved: ResolvedRequest, deadline: float | None, traceparent: str, observed: Observed
     ) -> AsyncGenerator[Piece, None]:
         request = observed.request = Request(
@@ -244,6 +296,10 @@ class Router:
     def _draft_model(self) -> str:
         link = self._drafts.link
         return link.info.name if link is not None and link.info is not None else ""
+
+    def _capacity(self) -> int:
+        """Choices that the targets that can be used may run; without one, what one may: they wait for it."""
+        return self._settings.max_running * max(sum(link.up for link in self._links), 1)
 
     def _piece_pause(self) -> float:
         """Seconds between two pieces of a request: writing more of them would take the models' cores."""
@@ -297,6 +353,7 @@ class Router:
             vocab_size=self._tokenizer.vocab_size,
             max_length=self.max_length,
             max_prompt_bytes=self._settings.max_prompt_bytes,
+            operator=OperatorLimits.of(self._settings),
         )
 
     def _withdraw(self, request: Request) -> None:
@@ -305,6 +362,8 @@ class Router:
         for choice in request.choices:
             self._figures.add(choice.figures)
             home = self._homes.pop(choice, None)
+            if home is not None:
+                self._placing.ended(choice, home)
             if choice.ended:
                 continue
             choice.fail(CancelledError("the client took the request back"))
@@ -316,10 +375,9 @@ class Router:
     # Placement
 
     def _place(self, choices: Sequence[Choice]) -> None:
-        """Gives choices of one prompt to the replica with the fewest, or has them wait for one."""
-        usable = [loop for loop in self._loops if loop.link.up and not loop.link.draining]
-        homes = list(self._homes.values())
-        loop = min(usable, key=homes.count, default=None)
+        """Gives choices of one prompt to the replica that has them soonest, or has them wait for one."""
+        usable = [loop for loop in self._targets.loops if loop.link.up and not loop.link.draining]
+        loop = self._placing.choose(choices, usable, self._homes.values())
         for choice in choices:
             if loop is None:
                 self._homes.pop(choice, None)
@@ -357,12 +415,15 @@ class Router:
         self._drafts.flush()
 
     def _on_target_up(self) -> None:
+        for loop in self._targets.loops:
+            loop.prefixes.capacity = 0 if loop.link.info is None else loop.link.info.num_blocks
         self._on_availability(True)
         homeless, self._homeless = self._homeless, {}
         for timer in homeless.values():
             timer.cancel()
         for choice in homeless:
             self._place_elsewhere(choice)
+        self._admission.wake()
 
     def _on_target_down(self) -> None:
         if not any(link.up for link in self._links):
@@ -372,7 +433,7 @@ class Router:
 
     def status(self) -> RouterStatus:
         """What GetStatus tells."""
-        targets = (self._status(loop.link, loop.num_choices) for loop in self._loops)
+        targets = (self._status(loop.link, loop.num_choices) for loop in self._targets.loops)
         draft = self._drafts.link
         return RouterStatus(
             targets=tuple(targets),

@@ -71,6 +71,8 @@ def key_of(role: Role, model: LoadedModel | None, **more: object) -> dict[str, s
             "torch": torch.__version__,
             "transformers": transformers.__version__,
         }
+    if model is not None and model.ranks is not None:
+        key["ranks"] = str(model.ranks.size)
     return key | {name: str(value) for name, value in more.items()}
 
 

@@ -35,6 +35,7 @@ MAX_TOOLS = 256
 MAX_LOGPROBS = 20
 MAX_SALT_BYTES = 256
 MAX_TRAFFIC_CLASS_CHARACTERS = 64
+MAX_CONVERSATION_CHARACTERS = 128
 MAX_TOKENS_IN_FLIGHT = 2**18
 """Largest cap on query tokens of one step."""
 LEASE_SECONDS = (0.001, 60.0)
@@ -200,6 +201,8 @@ class GenerateRequest:
     include_report: bool = False
     trace_detail: TraceDetail | None = None
     """None: as the router is configured."""
+    conversation: str = ""
+    """Requests of one conversation stay on one replica while that pays."""
 
 
 @dataclass(frozen=True)
@@ -239,6 +242,21 @@ class EmittedToken(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Move:
+    """A choice left a replica before it ended.
+
+    Attributes:
+        address: of the replica that it left.
+        reason: a constant of `specdecode.errors.Reason`.
+        num_emitted: tokens of the choice that had been emitted.
+    """
+
+    address: str
+    reason: str
+    num_emitted: int
+
+
+@dataclass(frozen=True)
 class Piece:
     """What the router says of one choice at once; `text` is the text of `tokens`.
 
@@ -249,6 +267,7 @@ class Piece:
         error: instead of a finish reason, when this choice alone failed.
         report: on the last piece of the choice, where it was asked for: one entry for each drafter that was
             asked, and one for rounds that asked nobody.
+        moves: on the last piece of the choice.
     """
 
     request_id: str
@@ -261,6 +280,7 @@ class Piece:
     usage: Usage | None = None
     error: SpecdecodeError | None = None
     report: tuple[Figures, ...] = ()
+    moves: tuple[Move, ...] = ()
 
 
 @dataclass(frozen=True)

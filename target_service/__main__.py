@@ -6,24 +6,26 @@ import asyncio
 import logging
 import sys
 import threading
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
 
 from specdecode import __version__, models, tokenizer
+from specdecode.announcing import Announcer
 from specdecode.config import TargetSettings, load_settings
-from specdecode.errors import SpecdecodeError
-from specdecode.lm.memory import choose_device, choose_num_blocks
-from specdecode.lm.model import load_model
-from specdecode.lm.runner import PagedLM
+from specdecode.errors import FailedPreconditionError, SpecdecodeError
+from specdecode.replicas import ReplicaRole
 from specdecode.serving import Running, Server, configure_logging, on_main_thread, run_until_signalled
 from specdecode.telemetry import Tracing, start_tracing
-from specdecode.telemetry.meters import Meters
+from specdecode.telemetry.meters import Meters, close_telemetry
 from specdecode.types import DecodeFrame, Lease, Method, ModelInfo, OpenSequence, SamplingParams
 from specdecode.v1 import target_service_pb2_grpc as pb_grpc
 from target_service.calibration import Recalibration, calibrate
 from target_service.engine import Engine
+from target_service.group import Group, load
 from target_service.loop import EngineLoop
 from target_service.metrics import StepCounts
 from target_service.scheduler import SchedulerLimits
@@ -39,6 +41,13 @@ class Replica:
 
     engine: Engine
     info: ModelInfo
+    group: Group | None = None
+
+    def stop(self) -> None:
+        """Ends the processes of the model's other ranks; the engine has ended."""
+        ranks = self.engine.lm.model.ranks
+        if self.group is not None and ranks is not None:
+            self.group.stop(ranks)
 
 
 def build_replica(settings: TargetSettings, tracing: Tracing | None = None) -> Replica:
@@ -51,15 +60,12 @@ def build_replica(settings: TargetSettings, tracing: Tracing | None = None) -> R
         torch.set_num_threads(settings.num_threads)
     path = models.resolve(settings.model)
     tokens = tokenizer.load_tokenizer(path)
-    model = load_model(path, settings.dtype, choose_device(settings.device), settings.kernels)
-    model = model.limited(tokenizer.vocab_size(tokens), settings.max_length)
-    num_blocks = choose_num_blocks(model, settings, settings.max_running)
-    lm = PagedLM(model, num_blocks, settings.block_size, settings.prefix_cache)
+    lm, group = load(settings)
     info = replace(
-        model.info(tokenizer.fingerprint(tokens), tokenizer.eos_token_ids(path, tokens)),
+        lm.model.info(tokenizer.fingerprint(tokens), tokenizer.eos_token_ids(path, tokens)),
         max_length=lm.max_length,
         block_size=settings.block_size,
-        num_blocks=num_blocks,
+        num_blocks=lm.pool.num_blocks,
         version=__version__,
     )
     limits = SchedulerLimits(
@@ -73,7 +79,7 @@ def build_replica(settings: TargetSettings, tracing: Tracing | None = None) -> R
         tracer=None if tracing is None else StepTracer(tracing),
     )
     warm_up(engine)
-    return Replica(engine, info)
+    return Replica(engine, info, group)
 
 
 def _generator(seed: int | None) -> torch.Generator | None:
@@ -91,10 +97,39 @@ def warm_up(engine: Engine) -> None:
 
 
 async def start(settings: TargetSettings) -> Running:
+    """Serves itself, or has Ray place as many replicas as are asked for.
+
+    Raises:
+        SpecdecodeError: the model can't be served, or replicas find no place.
+    """
+    if settings.replicas:
+        return await _fleet_starter()(settings)
+    server = Server([SERVICE_NAME], settings.max_message_bytes, settings.exposure)
+    announcer = Announcer(settings, ReplicaRole.TARGET, server)
+    announcer.start()
+    try:
+        return await _start_replica(settings, server, announcer)
+    except BaseException:
+        await announcer.stop()
+        raise
+
+
+def _fleet_starter() -> Callable[[TargetSettings], Coroutine[Any, Any, Running]]:
+    try:
+        from target_service.fleet import start_fleet
+    except ImportError as error:
+        raise FailedPreconditionError(
+            f"replicas: Ray places them and is not here ({error}); install specdecode[ray], or start "
+            "replicas one by one with replicas 0"
+        ) from None
+    return start_fleet
+
+
+async def _start_replica(settings: TargetSettings, server: Server, announcer: Announcer) -> Running:
     """Loads, warms up and calibrates the model, then listens and serves."""
-    server = Server([SERVICE_NAME], settings.max_message_bytes)
     tracing = start_tracing(settings)
     replica = await on_main_thread(partial(build_replica, settings, tracing))
+    announcer.calibrating(replica.info)
     engine = replica.engine
     mode, seconds = settings.calibration, settings.calibration_seconds
     stopped = threading.Event()
@@ -113,21 +148,21 @@ async def start(settings: TargetSettings) -> Running:
         raise
     running = on_main_thread(loop.run)
     server.set_serving()
+    announcer.load = lambda: loop.load
+    announcer.ready(port)
     info = replica.info
     logger.info(
         "serving %s (%s, %s, %d KV blocks of %d tokens) on %s:%d",
         *(info.name, info.dtype, info.device, info.num_blocks, info.block_size, settings.host, port),
     )
-    return Running(
-        server, on_stopped=partial(asyncio.to_thread, _stop, loop, tracing, meters), watched=running
-    )
 
+    async def stop() -> None:
+        await asyncio.to_thread(loop.stop)
+        await asyncio.to_thread(replica.stop)
+        await announcer.stop()
+        await asyncio.to_thread(close_telemetry, tracing, meters)
 
-def _stop(loop: EngineLoop, tracing: Tracing | None, meters: Meters) -> None:
-    loop.stop()
-    meters.close()
-    if tracing is not None:
-        tracing.close()
+    return Running(server, on_stopped=stop, watched=running)
 
 
 def main() -> int:

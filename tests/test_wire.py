@@ -16,7 +16,9 @@ from specdecode import errors, requests, types, wire
 from specdecode import figures as measured
 from specdecode.cost_tables import DraftCosts, StepCosts
 from specdecode.errors import InvalidArgumentError, Reason, SpecdecodeError
+from specdecode.replicas import Replica, ReplicaRole, ReplicaState, Scale
 from specdecode.v1 import draft_service_pb2 as draft_pb
+from specdecode.v1 import replica_service_pb2 as replica_pb
 from specdecode.v1 import router_service_pb2 as router_pb
 from specdecode.v1 import target_service_pb2 as target_pb
 from specdecode.v1 import types_pb2 as pb
@@ -113,6 +115,7 @@ def router_requests() -> st.SearchStrategy[requests.GenerateRequest]:
         st.binary(max_size=8),
         st.booleans(),
         st.none() | st.sampled_from(requests.TraceDetail),
+        text,
     )
 
 
@@ -336,6 +339,19 @@ pieces = st.builds(
     usage=st.none() | usages,
     error=st.none() | specdecode_errors(),
     report=tuples(figures(), 2),
+    moves=tuples(st.builds(requests.Move, text, text, uint32), 2),
+)
+
+replicas = st.builds(
+    Replica,
+    id=st.text(min_size=1, max_size=8),
+    role=st.sampled_from(ReplicaRole),
+    state=st.sampled_from(ReplicaState),
+    address=text,
+    model=st.none() | model_infos,
+    load=st.none() | loads,
+    devices=text,
+    detail=text,
 )
 
 MESSAGES: dict[str, tuple[st.SearchStrategy[Any], type[Message]]] = {
@@ -387,6 +403,12 @@ MESSAGES: dict[str, tuple[st.SearchStrategy[Any], type[Message]]] = {
             text,
         ),
         router_pb.GetStatusResponse,
+    ),
+    "replica": (replicas, replica_pb.Replica),
+    "replicas": (tuples(replicas, 3), replica_pb.WatchReplicasResponse),
+    "scale": (
+        st.builds(Scale, st.none() | uint32, st.none() | uint32),
+        replica_pb.ScaleReplicasRequest,
     ),
     "error": (specdecode_errors(), type(wire.error_to_proto(errors.InternalError("")))),
 }

@@ -14,10 +14,13 @@ from specdecode.cli import (
     chat,
     demo,
     distill,
+    doctor,
     generate,
+    keys,
     models,
     operate,
     planning,
+    scale,
     show,
     simulate,
     stats,
@@ -73,7 +76,10 @@ app.command(context_settings=simulate.PASSED_ON)(simulate.simulate)
 app.command()(bundled(calibrate.calibrate, "SPECDECODE_CALIBRATE_"))
 app.command()(bundled(distill.distill, "SPECDECODE_DISTILL_"))
 app.command()(bundled(operate.figures))
+app.command()(bundled(doctor.doctor))
+app.command()(bundled(scale.scale))
 app.command()(stats.stats)
 app.command()(audit.audit)
 app.add_typer(operate.policy, name="policy")
 app.add_typer(models.app, name="models")
+app.add_typer(keys.app, name="keys")

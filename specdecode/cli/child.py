@@ -6,25 +6,10 @@ running; every other end of the parent stops them.
 
 from __future__ import annotations
 
-import ctypes
-import os
 import runpy
-import signal
 import sys
 
-_PR_SET_PDEATHSIG = 1
-
-
-def die_with(parent: int) -> None:
-    """Have this process killed when process `parent`, which started it, ends."""
-    if sys.platform != "linux":
-        return
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code))
-    if os.getppid() != parent:  # it ended before the kernel was told
-        os.kill(os.getpid(), signal.SIGKILL)
+from specdecode.lifetime import die_with
 
 
 def main() -> None:

@@ -15,6 +15,7 @@ from specdecode.cli.file import ConfigFlag
 from specdecode.cli.flags import note
 from specdecode.cli.stack import Service, free_port, is_free
 from specdecode.config import (
+    WATCH_SCHEME,
     DraftSettings,
     RouterSettings,
     ServiceSettings,
@@ -44,6 +45,8 @@ _SETTINGS = {
     "device": _Setting("device", _BOTH_MODELS),
     "threads": _Setting("num_threads", _BOTH_MODELS),
     "kv_memory": _Setting("kv_memory", _BOTH_MODELS),
+    "replicas": _Setting("replicas", (TargetSettings,)),
+    "ray_address": _Setting("ray_address", (TargetSettings,)),
     "router_port": _Setting("port", (RouterSettings,)),
     "http_port": _Setting("http_port", (RouterSettings,)),
     "target_port": _Setting("port", (TargetSettings,)),
@@ -78,6 +81,8 @@ class StackFlags:
     device: Annotated[str | None, _setting("device", "DEVICE")] = None
     threads: Annotated[str | None, _setting("threads", "INTEGER")] = None
     kv_memory: Annotated[str | None, _setting("kv_memory", "SIZE")] = None
+    replicas: Annotated[str | None, _setting("replicas", "INTEGER")] = None
+    ray_address: Annotated[str | None, _setting("ray_address", "ADDRESS")] = None
     router_port: Annotated[str | None, _setting("router_port", "PORT")] = None
     http_port: Annotated[str | None, _setting("http_port", "PORT")] = None
     target_port: Annotated[str | None, _setting("target_port", "PORT")] = None
@@ -102,6 +107,10 @@ def plan(flags: StackFlags) -> list[Service]:
         reader.read(DraftSettings),
         reader.read(RouterSettings),
     )
+    for settings in (target, draft, router):
+        if settings is not None and settings.exposure.tls is not None and not settings.health_port:
+            needed = "a fixed port is needed with tls_cert: health is asked in plaintext"
+            reader.violations.append(FieldViolation(f"{settings.section} health_port", needed))
     if reader.violations or target is None or draft is None or router is None:
         raise _bad_parameter(reader.violations)
     ports = _Ports()
@@ -109,15 +118,17 @@ def plan(flags: StackFlags) -> list[Service]:
     http = None if router.http_port is None else ports.at("--http-port", router.host, router.http_port)
     if ports.violations:
         raise _bad_parameter(ports.violations)
-    joint = {"targets": addresses[0], "draft": addresses[1]}
+    scheme = WATCH_SCHEME if target.replicas else ""
+    joint = {"targets": scheme + addresses[0], "draft": addresses[1]}
     if http is not None:
         joint["http_port"] = _port_of(http)
     if "model" not in router.model_fields_set:
         joint["model"] = target.model
+    scheme = "http" if router.exposure.tls is None else "https"
     return [
         _service(target, flags, addresses[0], {}),
         _service(draft, flags, addresses[1], {}),
-        replace(_service(router, flags, addresses[2], joint), url=f"http://{http}" if http else ""),
+        replace(_service(router, flags, addresses[2], joint), url=f"{scheme}://{http}" if http else ""),
     ]
 
 
@@ -134,8 +145,10 @@ def _service(settings: ServiceSettings, flags: StackFlags, address: str, joint: 
     overrides = {**joint, "port": _port_of(address)}
     argv = _argv(type(settings), flags, overrides)
     module = settings.program.split()[-1]
+    host, _ = address.rsplit(":", 1)
+    health = address if settings.exposure.tls is None else f"{host}:{settings.health_port}"
     optional = isinstance(settings, DraftSettings)
-    return Service(settings.section, module, argv, address, settings.drain_seconds, optional)
+    return Service(settings.section, module, argv, address, health, settings.drain_seconds, optional)
 
 
 def _argv(cls: type[ServiceSettings], flags: StackFlags, overrides: dict[str, str]) -> tuple[str, ...]:

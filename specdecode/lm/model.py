@@ -23,6 +23,8 @@ from specdecode.lm.cpu.kernels import MAX_BLOCK_SIZE, MAX_DIM, Kernels, load_ker
 from specdecode.lm.cpu.stack import FusedStack
 from specdecode.lm.draft_vocabulary import FILE_NAME, read_draft_vocabulary, reduce_head
 from specdecode.lm.packing import can_pack, pack_linears
+from specdecode.lm.ranks import Ranks
+from specdecode.lm.sharding import load_shard
 from specdecode.types import ModelInfo
 
 _PROBE_NAME = "specdecode_probe"
@@ -43,6 +45,7 @@ class LoadedModel:
         kernels: compiled ones that the model's layers run on; None: torch alone.
         stack: the whole model on them; None where `module` has to be called.
         draft_vocabulary: [K] int64, the only ids whose logits are computed, ascending; None: all are.
+        ranks: processes that hold the other parts of it; None: it is whole.
     """
 
     module: Any
@@ -56,6 +59,7 @@ class LoadedModel:
     kernels: Kernels | None = None
     stack: FusedStack | None = None
     draft_vocabulary: Tensor | None = None
+    ranks: Ranks | None = None
 
     def kernels_for(self, block_size: int) -> Kernels | None:
         """The attention's kernels, None where the model's or the pool's shape is beyond them."""
@@ -141,16 +145,30 @@ def load_model(
     return adopt_model(module, Path(path).name, device, use_kernels, token_ids)
 
 
+def load_part(path: Path, dtype: torch.dtype | str, device: torch.device | str, ranks: Ranks) -> LoadedModel:
+    """This rank's part of a model, on paged attention; all ranks call it together.
+
+    Raises:
+        FailedPreconditionError: see `load_model`; also a model that can't be dealt out.
+    """
+    disable_progress_bar()
+    shard = load_shard(path, dtype, ranks)
+    model = adopt_model(shard.module, path.name, device, is_part=True)
+    return replace(model, num_parameters=shard.num_parameters, ranks=ranks)
+
+
 def adopt_model(
     module: Any,
     name: str,
     device: torch.device | str = "cpu",
     use_kernels: bool = True,
     draft_vocabulary: Tensor | None = None,  # [K] int64, ascending
+    is_part: bool = False,
 ) -> LoadedModel:
     """Puts a transformers model on paged attention, after a self-test against its own attention.
 
-    With a `draft_vocabulary` only the head's rows of its ids are kept and computed.
+    With a `draft_vocabulary` only the head's rows of its ids are kept and computed. What is part of a model
+    stays as transformers has it, with the hooks that put the parts together.
 
     Raises:
         FailedPreconditionError: see `load_model`.
@@ -179,6 +197,8 @@ def adopt_model(
     )
     module.set_attn_implementation(ATTENTION_NAME)
     check_paged_equals_plain(model, plain)
+    if is_part:
+        return model
     kernels = load_kernels(model.dtype) if use_kernels and model.device.type == "cpu" else None
     if kernels is not None:
         fuse(module, kernels, {index: layer.call for index, layer in enumerate(probed)})

@@ -11,6 +11,7 @@ from torch import Tensor
 from specdecode.lm.attention import PLAN_KEYWORD, AttentionPlan, PagedKV, Span
 from specdecode.lm.model import LoadedModel
 from specdecode.lm.pool import BlockPool
+from specdecode.lm.ranks import StepPlan
 from specdecode.lm.sequence import KVSequence
 
 
@@ -75,14 +76,30 @@ class PagedLM:
         for chunk in chunks:
             chunk.sequence.reserve(len(chunk.token_ids))
         spans = [Span(c.sequence.block_table, c.sequence.kv_len, len(c.token_ids)) for c in chunks]
-        device = self.model.device
-        plan = AttentionPlan(self.kv, spans, device, self._kernels)
-        tokens = torch.tensor([token for chunk in chunks for token in chunk.token_ids], device=device)
-        rows = torch.tensor(_logit_rows(chunks), dtype=torch.long, device=device)
-        logits = self._run(tokens, rows, plan)
+        token_ids = [token for chunk in chunks for token in chunk.token_ids]
+        step = StepPlan(spans, token_ids, _logit_rows(chunks))
+        if self.model.ranks is not None:
+            self.model.ranks.send(step)
+        logits = self._run_step(step)
         for chunk in chunks:
             chunk.sequence.kv_len += len(chunk.token_ids)
         return logits[:, : self.model.num_columns]
+
+    @torch.inference_mode()
+    def follow(self) -> None:
+        """Runs what rank 0 tells until it lets this rank end."""
+        ranks = self.model.ranks
+        assert ranks is not None
+        while (step := ranks.receive()) is not None:
+            self._run_step(step)
+
+    def _run_step(self, step: StepPlan) -> Tensor:
+        """Logits of the step's rows: [R, size of the head]."""
+        device = self.model.device
+        plan = AttentionPlan(self.kv, step.spans, device, self._kernels)
+        tokens = torch.tensor(step.token_ids, device=device)
+        rows = torch.tensor(step.rows, dtype=torch.long, device=device)
+        return self._run(tokens, rows, plan)
 
     def _run(
         self,

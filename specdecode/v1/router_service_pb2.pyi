@@ -141,7 +141,7 @@ class SpeculationOptions(_message.Message):
     def __init__(self, mode: _Optional[_Union[SpeculationMode, str]] = ..., num_draft_tokens: _Optional[int] = ..., drafter: _Optional[_Union[_types_pb2.DrafterKind, str]] = ..., method: _Optional[_Union[_types_pb2.Method, str]] = ..., min_acceptance: _Optional[float] = ..., tier: _Optional[_Union[Tier, str]] = ..., traffic_class: _Optional[str] = ..., remember_output: _Optional[bool] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("text", "chat", "token_ids", "sampling", "speculation", "n", "model", "include_rounds", "cache_salt", "include_report", "trace_detail")
+    __slots__ = ("text", "chat", "token_ids", "sampling", "speculation", "n", "model", "include_rounds", "cache_salt", "include_report", "trace_detail", "conversation")
     TEXT_FIELD_NUMBER: _ClassVar[int]
     CHAT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -153,6 +153,7 @@ class GenerateRequest(_message.Message):
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     INCLUDE_REPORT_FIELD_NUMBER: _ClassVar[int]
     TRACE_DETAIL_FIELD_NUMBER: _ClassVar[int]
+    CONVERSATION_FIELD_NUMBER: _ClassVar[int]
     text: str
     chat: ChatPrompt
     token_ids: _types_pb2.TokenIds
@@ -164,7 +165,8 @@ class GenerateRequest(_message.Message):
     cache_salt: bytes
     include_report: bool
     trace_detail: TraceDetail
-    def __init__(self, text: _Optional[str] = ..., chat: _Optional[_Union[ChatPrompt, _Mapping]] = ..., token_ids: _Optional[_Union[_types_pb2.TokenIds, _Mapping]] = ..., sampling: _Optional[_Union[SamplingOptions, _Mapping]] = ..., speculation: _Optional[_Union[SpeculationOptions, _Mapping]] = ..., n: _Optional[int] = ..., model: _Optional[str] = ..., include_rounds: _Optional[bool] = ..., cache_salt: _Optional[bytes] = ..., include_report: _Optional[bool] = ..., trace_detail: _Optional[_Union[TraceDetail, str]] = ...) -> None: ...
+    conversation: str
+    def __init__(self, text: _Optional[str] = ..., chat: _Optional[_Union[ChatPrompt, _Mapping]] = ..., token_ids: _Optional[_Union[_types_pb2.TokenIds, _Mapping]] = ..., sampling: _Optional[_Union[SamplingOptions, _Mapping]] = ..., speculation: _Optional[_Union[SpeculationOptions, _Mapping]] = ..., n: _Optional[int] = ..., model: _Optional[str] = ..., include_rounds: _Optional[bool] = ..., cache_salt: _Optional[bytes] = ..., include_report: _Optional[bool] = ..., trace_detail: _Optional[_Union[TraceDetail, str]] = ..., conversation: _Optional[str] = ...) -> None: ...
 
 class EmittedToken(_message.Message):
     __slots__ = ("token_id", "origin", "logprobs")
@@ -234,8 +236,18 @@ class Usage(_message.Message):
     num_preemptions: int
     def __init__(self, num_prompt_tokens: _Optional[int] = ..., num_cached_tokens: _Optional[int] = ..., num_emitted: _Optional[int] = ..., num_accepted: _Optional[int] = ..., num_bonus: _Optional[int] = ..., num_recovered: _Optional[int] = ..., num_plain: _Optional[int] = ..., num_drafted: _Optional[int] = ..., num_rounds: _Optional[int] = ..., num_failovers: _Optional[int] = ..., num_preemptions: _Optional[int] = ...) -> None: ...
 
+class Move(_message.Message):
+    __slots__ = ("address", "reason", "num_emitted")
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    NUM_EMITTED_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    reason: str
+    num_emitted: int
+    def __init__(self, address: _Optional[str] = ..., reason: _Optional[str] = ..., num_emitted: _Optional[int] = ...) -> None: ...
+
 class GenerateResponse(_message.Message):
-    __slots__ = ("request_id", "choice", "text", "tokens", "rounds", "finish_reason", "stop", "usage", "error", "report")
+    __slots__ = ("request_id", "choice", "text", "tokens", "rounds", "finish_reason", "stop", "usage", "error", "report", "moves")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     CHOICE_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
@@ -246,6 +258,7 @@ class GenerateResponse(_message.Message):
     USAGE_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     REPORT_FIELD_NUMBER: _ClassVar[int]
+    MOVES_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     choice: int
     text: str
@@ -256,7 +269,8 @@ class GenerateResponse(_message.Message):
     usage: Usage
     error: _status_pb2.Status
     report: SpeculationReport
-    def __init__(self, request_id: _Optional[str] = ..., choice: _Optional[int] = ..., text: _Optional[str] = ..., tokens: _Optional[_Iterable[_Union[EmittedToken, _Mapping]]] = ..., rounds: _Optional[_Iterable[_Union[RoundRecord, _Mapping]]] = ..., finish_reason: _Optional[_Union[_types_pb2.FinishReason, str]] = ..., stop: _Optional[str] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., error: _Optional[_Union[_status_pb2.Status, _Mapping]] = ..., report: _Optional[_Union[SpeculationReport, _Mapping]] = ...) -> None: ...
+    moves: _containers.RepeatedCompositeFieldContainer[Move]
+    def __init__(self, request_id: _Optional[str] = ..., choice: _Optional[int] = ..., text: _Optional[str] = ..., tokens: _Optional[_Iterable[_Union[EmittedToken, _Mapping]]] = ..., rounds: _Optional[_Iterable[_Union[RoundRecord, _Mapping]]] = ..., finish_reason: _Optional[_Union[_types_pb2.FinishReason, str]] = ..., stop: _Optional[str] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., error: _Optional[_Union[_status_pb2.Status, _Mapping]] = ..., report: _Optional[_Union[SpeculationReport, _Mapping]] = ..., moves: _Optional[_Iterable[_Union[Move, _Mapping]]] = ...) -> None: ...
 
 class FigureLabel(_message.Message):
     __slots__ = ("temperature", "traffic_class", "drafter", "method")

@@ -49,6 +49,14 @@ from specdecode.wire.parts import (
     token_logprobs_from_proto,
     token_logprobs_to_proto,
 )
+from specdecode.wire.replicas import (
+    replica_from_proto,
+    replica_to_proto,
+    replicas_from_proto,
+    replicas_to_proto,
+    scale_from_proto,
+    scale_to_proto,
+)
 from specdecode.wire.router import (
     MODES,
     generate_request_from_proto,
@@ -128,12 +136,18 @@ __all__ = [
     "policy_to_proto",
     "propose_from_proto",
     "propose_to_proto",
+    "replica_from_proto",
+    "replica_to_proto",
+    "replicas_from_proto",
+    "replicas_to_proto",
     "round_record_from_proto",
     "round_record_to_proto",
     "router_status_from_proto",
     "router_status_to_proto",
     "sampling_from_proto",
     "sampling_to_proto",
+    "scale_from_proto",
+    "scale_to_proto",
     "sequence_error_from_proto",
     "sequence_error_to_proto",
     "step_costs_from_proto",

@@ -20,6 +20,7 @@ from specdecode.requests import (
     ChatPrompt,
     EmittedToken,
     GenerateRequest,
+    Move,
     Piece,
     Prompt,
     ReplicaStatus,
@@ -119,6 +120,7 @@ def generate_request_to_proto(request: GenerateRequest) -> pb.GenerateRequest:
         cache_salt=request.cache_salt,
         include_report=request.include_report,
         trace_detail=TRACE_DETAILS.to_proto(request.trace_detail),
+        conversation=request.conversation,
     )
 
 
@@ -216,6 +218,7 @@ def generate_request_from_proto(message: pb.GenerateRequest) -> GenerateRequest:
         cache_salt=message.cache_salt,
         include_report=message.include_report,
         trace_detail=TRACE_DETAILS.optional_from_proto(message.trace_detail, "trace_detail"),
+        conversation=message.conversation,
     )
 
 
@@ -301,6 +304,7 @@ def piece_to_proto(piece: Piece) -> pb.GenerateResponse:
         usage=None if piece.usage is None else usage_to_proto(piece.usage),
         error=None if piece.error is None else error_to_proto(piece.error),
         report=(pb.SpeculationReport(figures=map(figures_to_proto, piece.report)) if piece.report else None),
+        moves=[pb.Move(address=m.address, reason=m.reason, num_emitted=m.num_emitted) for m in piece.moves],
     )
 
 
@@ -316,6 +320,7 @@ def piece_from_proto(message: pb.GenerateResponse) -> Piece:
         usage=usage_from_proto(message.usage) if message.HasField("usage") else None,
         error=error_from_proto(message.error) if message.HasField("error") else None,
         report=tuple(map(figures_from_proto, message.report.figures)),
+        moves=tuple(Move(move.address, move.reason, move.num_emitted) for move in message.moves),
     )
 
 

@@ -12,7 +12,7 @@ from router.policy import DecisionReason
 from router.request import MAX_BUFFERED_TOKENS, Choice, Request, Round
 from router.text import Tokenizer
 from router.validation import ResolvedRequest
-from specdecode.errors import InternalError, NumericalError
+from specdecode.errors import InternalError, NumericalError, Reason
 from specdecode.requests import Piece, SpeculationMode
 from specdecode.types import (
     DrafterKind,
@@ -180,7 +180,7 @@ def test_counts_go_on_over_a_failover(byte_level: Tokenizer) -> None:
     ids = ids_of(byte_level, "ab")
     first = result(choice, ids[:1], "p", num_cached_tokens=2, num_preemptions=2)
     choice.take(first, LEASED, now=2.0)
-    choice.moved("replica:1")
+    choice.moved("here:1", Reason.REPLICA_LOST)
     again = result(choice, ids[1:], "p", num_cached_tokens=3, num_preemptions=1)
     choice.take(again, LEASED, now=3.0)
     usage = choice.usage
@@ -258,7 +258,7 @@ def test_a_choices_figures_do_not_time_the_round_that_takes_in_the_prompt(byte_l
     (token,) = ids_of(byte_level, "a")
     for now in (9.0, 2.0):
         choice.take(result(choice, [token], "p"), LEASED, now=now)
-    choice.moved("replica:1")
+    choice.moved("here:1", Reason.REPLICA_LOST)
     choice.take(result(choice, [token], "p"), LEASED, now=9.0)
     (figures,) = choice.figures.report()
     assert (figures.num_rounds, figures.num_timed, figures.seconds) == (3, 1, 1.0)
