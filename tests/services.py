@@ -174,7 +174,8 @@ class Drafts:
         if self.server.draining.is_set():
             return
         await self.server.drain(None)
-        await asyncio.to_thread(draft_main._stop, self.loop, self.tracing, self.meters)
+        await asyncio.to_thread(self.loop.stop)
+        await asyncio.to_thread(draft_main._close, self.tracing, self.meters)
 
 
 async def start_target(
