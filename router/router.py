@@ -18,7 +18,6 @@ from router.estimates import EstimatesFile
 from router.figures import FigureBook
 from router.homes import Homes
 from router.metering import Meter
-from router.metrics import RouterMetrics
 from router.observing import Observed, Observer
 from router.policy_settings import PolicySettings
 from router.replicas import DraftLink, Link, Listener, TargetLink
@@ -42,7 +41,7 @@ from specdecode.figures import Figures
 from specdecode.requests import GenerateRequest, Piece, ReplicaStatus, RouterStatus
 from specdecode.telemetry import Tracing
 from specdecode.telemetry.meters import Meters, within
-from specdecode.telemetry.metrics import Family, Sample, counter
+from specdecode.telemetry.metrics import Family
 from specdecode.types import DrafterKind, ModelInfo
 
 logger = logging.getLogger(__name__)
@@ -70,9 +69,6 @@ class Router:
         on_availability: Callable[[bool], None],
         tracing: Tracing | None = None,
     ) -> None:
-        self._tracing = tracing
-        self._metrics = RouterMetrics()
-        self._observer = Observer(settings, tracing, self._metrics)
         self._settings = settings
         self._tokenizer = tokenizer
         self._on_availability = on_availability
@@ -87,6 +83,7 @@ class Router:
         self._homes: dict[Choice, ReplicaLoop] = {}
         self._homeless: dict[Choice, asyncio.TimerHandle] = {}
         self._drafts = DraftDesk(tokenizer.vocab_size, settings.believes_draft)
+        self._observer = Observer(settings, tracing, self._draft_model)
         self._policy = PolicySettings.of(settings)
         self._estimates = EstimatesFile(settings.estimates_file)
         self._crew = Crew()
@@ -175,8 +172,7 @@ class Router:
         self._estimates.save()
         if self.meters is not None:
             await asyncio.to_thread(self.meters.close)
-        if self._tracing is not None:
-            await asyncio.to_thread(self._tracing.close)
+        await self._observer.close()
 
     # Requests
 
@@ -286,8 +282,7 @@ class Router:
             deadline,
             traceparent,
             self._piece_pause,
-            observed.trace,
-            self._metrics,
+            observed,
         )
         self._requests.add(request)
         try:
@@ -297,6 +292,10 @@ class Router:
                 yield piece
         finally:
             self._withdraw(request)
+
+    def _draft_model(self) -> str:
+        link = self._drafts.link
+        return link.info.name if link is not None and link.info is not None else ""
 
     def _capacity(self) -> int:
         """Choices that the targets that can be used may run; without one, what one may: they wait for it."""
@@ -453,12 +452,7 @@ class Router:
 
         `specdecode.telemetry.exposition.render` makes text of it.
         """
-        families = self._metrics.families(self.figures(), self.status())
-        if self._tracing is not None:
-            spans = (("sent", self._tracing.num_sent), ("dropped", self._tracing.num_dropped))
-            samples = (Sample(count, {"state": state}) for state, count in spans)
-            families.append(counter("specdecode_trace_spans", "Spans for the collector", *samples))
-        return families
+        return self._observer.families(self.figures(), self.status())
 
     def _status(self, link: Link[Any, Any], num_sequences: int) -> ReplicaStatus:
         load = link.load if isinstance(link, TargetLink) else None

@@ -46,7 +46,7 @@ ROUTER_PORT = 50051
 HTTP_PORT = 8080
 TARGET_PORT = 50052
 DRAFT_PORT = 50053
-COMMANDS = ("generate", "chat", "status", "figures", "plan", "simulate", "calibrate", "distill")
+COMMANDS = ("generate", "chat", "status", "figures", "plan", "simulate", "calibrate", "distill", "doctor")
 """Commands with a section of their own in the file, beside the services'."""
 CLIENT = "client"
 """The section of what all commands share that ask a router."""
@@ -171,6 +171,7 @@ class ServiceSettings(BaseSettings):
     drain_seconds: float = _real(30.0, "grace for running requests after SIGTERM", "seconds", 0, 3600)
     max_message_bytes: ByteSize = _size(16 * MIB, "largest message sent or received", 64 * 1024, GIB)
     log_level: LogLevel = _option("info", "least severe records that are logged")
+    log_format: Literal["text", "json"] = _option("text", "how they are written, one a line")
     max_streams: int = _count(
         Exposure.max_streams, "calls at once on one connection; more wait", "calls", 1, 2**20
     )
@@ -473,6 +474,14 @@ class RouterSettings(ServiceSettings):
     )
     max_prompt_bytes: ByteSize = _size(4 * MIB, "largest prompt", 1024, GIB)
     failover_seconds: float = _real(30.0, "how long a request waits for a target replica", "seconds", 0, 3600)
+    record_path: OptionalStr = _option(
+        None, "file that gets a JSON line for each request, without texts; none writes none"
+    )
+    record_bytes: ByteSize = _size(64 * MIB, "size at which that file becomes an older one", 1024, 2**40)
+    record_files: int = _count(5, "that are kept of it, the newest included", "files", 2, 1000)
+    record_tokens: bool = _option(
+        False, "write the ids of prompts and outputs as well, which `specdecode audit` needs"
+    )
     trace_detail: Literal["rounds", "events", "request"] = _option(
         "rounds",
         "what a trace tells of requests that do not say: rounds as spans, as events, or neither",

@@ -10,6 +10,8 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 HEALTH_SERVICE_NAME: str = health.SERVICE_NAME
+LIVENESS = "liveness"
+"""The name whose status is SERVING while the process answers: what a supervisor may restart it by."""
 
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -56,16 +58,19 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
         self, request: health_pb2.HealthCheckRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> health_pb2.HealthCheckResponse:
         """The status now; NOT_FOUND for a name that is not served here."""
-        if request.service not in self._names:
+        if request.service not in (*self._names, LIVENESS):
             await context.abort(grpc.StatusCode.NOT_FOUND, f"no service {request.service!r} here")
-        return health_pb2.HealthCheckResponse(status=self._status)
+        return health_pb2.HealthCheckResponse(status=self._status_of(request.service))
 
     async def List(
         self, request: health_pb2.HealthListRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> health_pb2.HealthListResponse:
         """The status of every service, by name."""
-        status = health_pb2.HealthCheckResponse(status=self._status)
-        return health_pb2.HealthListResponse(statuses=dict.fromkeys(self._names, status))
+        statuses = {
+            name: health_pb2.HealthCheckResponse(status=self._status_of(name))
+            for name in (*self._names, LIVENESS)
+        }
+        return health_pb2.HealthListResponse(statuses=statuses)
 
     async def Watch(
         self, request: health_pb2.HealthCheckRequest, context: grpc.aio.ServicerContext[Any, Any]
@@ -74,7 +79,7 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
         told = None
         while True:
             changed = self._changed
-            status = self._status if request.service in self._names else _SERVICE_UNKNOWN
+            status = self._status_of(request.service)
             if status != told:
                 told = status
                 yield health_pb2.HealthCheckResponse(status=status)
@@ -82,3 +87,8 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
                 return
             else:
                 await changed.wait()
+
+    def _status_of(self, name: str) -> int:
+        if name == LIVENESS:
+            return int(_SERVING)
+        return int(self._status if name in self._names else _SERVICE_UNKNOWN)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import os
 import queue
@@ -25,6 +26,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, Never, Protocol, TypeVar
 
 import grpc
@@ -465,13 +467,38 @@ class _LineFormatter(logging.Formatter):
         return super().formatMessage(record).replace("\r", "\\r").replace("\n", "\\n")
 
 
-def configure_logging(service: str, level: str) -> None:
-    """Log to stderr, one line a record, from `level` (debug, info, warning, error) up."""
+class _JsonFormatter(logging.Formatter):
+    """One JSON object a record; what a record has in `fields` are fields of their own."""
+
+    def __init__(self, service: str) -> None:
+        super().__init__()
+        self._service = service
+
+    def format(self, record: logging.LogRecord) -> str:
+        when = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        told: dict[str, object] = {
+            "time": when,
+            "level": record.levelname.lower(),
+            "service": self._service,
+            "logger": record.name,
+            "message": record.getMessage(),
+            **getattr(record, "fields", {}),
+        }
+        if record.exc_info:
+            told["exception"] = self.formatException(record.exc_info)
+        return json.dumps(told, ensure_ascii=False, default=str)
+
+
+def configure_logging(service: str, level: str, style: str = "text") -> None:
+    """Log to stderr, one line a record, from `level` (debug, info, warning, error) up.
+
+    `style`: text, or json.
+    """
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_LineFormatter(service))
+    handler.setFormatter(_JsonFormatter(service) if style == "json" else _LineFormatter(service))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     for name in _QUIET:
         logging.getLogger(name).setLevel(logging.WARNING)

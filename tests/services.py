@@ -30,7 +30,7 @@ from specdecode.errors import SpecdecodeError
 from specdecode.requests import EmittedToken, Piece
 from specdecode.serving import Running, Server, connect
 from specdecode.telemetry import Tracing, start_tracing
-from specdecode.telemetry.meters import Meters
+from specdecode.telemetry.meters import Meters, close_telemetry
 from specdecode.tls import ClientTls
 from specdecode.types import DrafterKind, FinishReason, RoundRecord, Usage
 from specdecode.v1 import draft_service_pb2_grpc as draft_grpc
@@ -140,7 +140,8 @@ class Target:
             return
         await self.server.drain(None)
         await asyncio.to_thread(self.loop.stop)
-        await asyncio.to_thread(target_main._close, self.tracing, self.meters)
+        await asyncio.to_thread(self.replica.stop)
+        await asyncio.to_thread(close_telemetry, self.tracing, self.meters)
 
 
 @dataclass
@@ -175,7 +176,7 @@ class Drafts:
             return
         await self.server.drain(None)
         await asyncio.to_thread(self.loop.stop)
-        await asyncio.to_thread(draft_main._close, self.tracing, self.meters)
+        await asyncio.to_thread(close_telemetry, self.tracing, self.meters)
 
 
 async def start_target(

@@ -29,6 +29,7 @@ from specdecode.errors import (
     SpecdecodeError,
     UnavailableError,
 )
+from specdecode.health import LIVENESS
 from specdecode.serving import Server, abort, aborting, configure_logging, connect, error_from_rpc
 from specdecode.v1 import target_service_pb2 as pb
 from specdecode.v1 import target_service_pb2_grpc as pb_grpc
@@ -165,7 +166,19 @@ class TestHealth:
         assert {name: status.status for name, status in listed.statuses.items()} == {
             "": SERVING,
             NAME: SERVING,
+            LIVENESS: SERVING,
         }
+
+    async def test_liveness_holds_while_there_is_nothing_to_serve_with_and_through_the_drain(
+        self, server: Server, channel: grpc.aio.Channel
+    ) -> None:
+        watch = health_pb2_grpc.HealthStub(channel).Watch(
+            health_pb2.HealthCheckRequest(service=LIVENESS), timeout=DEADLINE
+        )
+        assert (await watch.read()).status == SERVING
+        assert (await self.check(channel, LIVENESS), await self.check(channel, "")) == (SERVING, NOT_SERVING)
+        await asyncio.wait_for(server.drain(DEADLINE * 10), DEADLINE)
+        assert await watch.read() is grpc.aio.EOF
 
 
 async def test_reflection_lists_the_services(channel: grpc.aio.Channel) -> None:

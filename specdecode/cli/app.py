@@ -9,10 +9,12 @@ from typer.core import TyperGroup
 
 from specdecode import __version__
 from specdecode.cli import (
+    audit,
     calibrate,
     chat,
     demo,
     distill,
+    doctor,
     generate,
     keys,
     models,
@@ -21,6 +23,7 @@ from specdecode.cli import (
     scale,
     show,
     simulate,
+    stats,
     up,
 )
 from specdecode.cli.flags import bundled
@@ -73,7 +76,10 @@ app.command(context_settings=simulate.PASSED_ON)(simulate.simulate)
 app.command()(bundled(calibrate.calibrate, "SPECDECODE_CALIBRATE_"))
 app.command()(bundled(distill.distill, "SPECDECODE_DISTILL_"))
 app.command()(bundled(operate.figures))
+app.command()(bundled(doctor.doctor))
 app.command()(bundled(scale.scale))
+app.command()(stats.stats)
+app.command()(audit.audit)
 app.add_typer(operate.policy, name="policy")
 app.add_typer(models.app, name="models")
 app.add_typer(keys.app, name="keys")

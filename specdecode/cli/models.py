@@ -23,7 +23,7 @@ app = typer.Typer(help="Fetch, list and convert models.", no_args_is_help=True)
 
 
 def fetch_shown(names: Sequence[str]) -> list[Path]:
-    """Directories of known models (of all, for none named), fetched where needed; progress goes to stderr."""
+    """Directories of models (for none named, of all known), fetched if needed; progress goes to stderr."""
     from specdecode import models
 
     names = names or list(models.KNOWN_MODELS)
@@ -31,17 +31,34 @@ def fetch_shown(names: Sequence[str]) -> list[Path]:
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeElapsedColumn())
     # A display without a line in it would still print an empty one.
     with nullcontext() if complete.issuperset(names) else Progress(*columns, console=show.ERR) as progress:
-        return [models.fetch(name, progress) for name in names]
+        return [_fetch(name, progress) for name in names]
+
+
+def _fetch(name: str, progress: Progress | None) -> Path:
+    from specdecode import models
+
+    here = "/" in name or (models.cache_dir() / name).is_dir()
+    if here and name not in models.KNOWN_MODELS:
+        return models.resolve(name)
+    return models.fetch(name, progress)
 
 
 @app.command()
 def fetch(
     names: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[NAME]...", help="Known models (default: all of them)", show_default=False),
+        typer.Argument(
+            metavar="[NAME]...",
+            help="Known models (default: all of them), or hub ids as in org/name",
+            show_default=False,
+        ),
     ] = None,
 ) -> None:
-    """Download, check and convert known models, once; prints their directories."""
+    """Download, check and convert known models, once; prints their directories.
+
+    A model of the hub is downloaded as the hub has it, and not again; one that lies here already is only
+    looked for.
+    """
     for directory in fetch_shown(names or []):
         show.say(str(directory))
 

@@ -13,7 +13,8 @@ from typer.testing import CliRunner
 
 from specdecode import models
 from specdecode.cli.app import app
-from tests.test_models import delta, known, tiny_dir, tiny_gguf  # noqa: F401  (fixtures)
+from tests.cli.running import run
+from tests.test_models import delta, known, tiny_dir, tiny_gguf, write_snapshot  # noqa: F401  (fixtures)
 
 RUNNER = CliRunner()
 
@@ -39,6 +40,15 @@ def test_fetch_prints_where_the_model_lies_and_nothing_else_on_stdout() -> None:
     again = invoke("fetch", "tiny", "tiny-draft")
     assert again.stdout.split() == [str(models.cache_dir() / name) for name in ("tiny", "tiny-draft")]
     assert again.stderr == ""
+
+
+def test_fetch_takes_a_hub_id_and_looks_into_the_hubs_own_cache_first(tmp_path: Path) -> None:
+    snapshot = write_snapshot(tmp_path, "model.safetensors")
+    fetched = run("models", "fetch", "org/name", HF_HOME=str(tmp_path), HF_HUB_OFFLINE="1")
+    assert (fetched.returncode, fetched.stdout.strip()) == (0, str(snapshot)), fetched.stderr
+    absent = run("models", "fetch", "org/other", HF_HOME=str(tmp_path), HF_HUB_OFFLINE="1")
+    assert absent.returncode == 1
+    assert "'org/other' is no known model" in absent.stderr
 
 
 @pytest.mark.usefixtures("known")
