@@ -22,8 +22,8 @@ def http() -> Iterator[Mutation]:
     yield one(
         "choices of the second prompt are taken for the first one's",
         "router/http/generation.py",
-        "_run(router, request, index * request.resolved.n, traceparent)",
-        "_run(router, request, index, traceparent)",
+        "_run(router, request, index * request.resolved.n, traceparent, caller)",
+        "_run(router, request, index, traceparent, caller)",
         f"{CLIENT}test_many_prompts_are_answered_in_their_order",
     )
     yield one(
