@@ -6,9 +6,15 @@
 #   make protos            regenerate the stubs in specdecode/v1
 #   make bench-NAME        run benchmarks/NAME.py, which writes docs/results/NAME.json and a picture
 #   make bars              print every bar of every result that does not hold
+#   make test-tracing-ui   a trace in arize-phoenix behind a rotel collector, and a picture of it
 #   make chart             the chart's schema and README anew
 #   make test-deploy       the chart by real Helm, the image's commands, hadolint
 #   make test-mutations    break the code on purpose and name the test that notices
+#   make test-fuzz         messages that nobody means and a storm of cancellations (FUZZ_MESSAGES, STORM_REQUESTS, FUZZ_SEED)
+#   make test-faults       services stopped, cut off and slowed, over network namespaces where they may be made
+#   make soak              three processes under steady load (SOAK_MINUTES)
+#   make audit             bandit, pip-audit, and the list of what is installed (build/sbom.json)
+#   make test-chaos        kill replicas at random under load; CHAOS_ARGS="--kills 30" for longer
 #   make clean             remove .venv and what tools left behind
 #
 # PYTHON is the interpreter that .venv is made from (3.11 or newer), PIP_ARGS goes to every `pip install`,
@@ -18,6 +24,7 @@ PYTHON ?= python3
 PIP_ARGS ?=
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
+CHAOS_ARGS ?=
 
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
@@ -25,7 +32,8 @@ MODELS := smollm2-135m-instruct smollm2-135m-instruct-draft
 PROTOS := $(wildcard protos/specdecode/v1/*.proto)
 INPUTS := constraints.txt pyproject.toml
 
-.PHONY: chart test-deploy demo test lint format protos bars test-mutations models clean
+.PHONY: demo test test-tracing-ui test-deploy chart lint format protos bars test-mutations test-chaos test-fuzz test-faults soak \
+    audit models clean
 .DELETE_ON_ERROR:
 
 demo: .venv/.installed-run
@@ -36,6 +44,40 @@ test: .venv/.installed-dev models
 
 test-mutations: .venv/.installed-dev models
 	$(BIN)/python -m tests.mutations
+
+test-fuzz: export FUZZ_MESSAGES ?= 20000
+test-fuzz: export STORM_REQUESTS ?= 2000
+test-fuzz: .venv/.installed-dev
+	$(BIN)/python -m pytest tests/fuzz $(PYTEST_ARGS)
+
+test-faults: export FAULTS = 1
+test-faults: .venv/.installed-dev
+	$(BIN)/python -m pytest tests/secure/test_faults.py $(PYTEST_ARGS)
+
+soak: export SOAK_MINUTES ?= 4
+soak: .venv/.installed-dev
+	$(BIN)/python -m pytest tests/fuzz/test_soak.py -s $(PYTEST_ARGS)
+
+# In an environment of its own: these tools bring much that nothing else here needs.
+AUDIT := build/audit/bin
+audit: .venv/.installed-dev
+	$(PYTHON) -m venv build/audit
+	$(AUDIT)/pip --disable-pip-version-check --quiet install $(PIP_ARGS) 'bandit>=1.8' 'pip-audit>=2.9' 'cyclonedx-bom>=7'
+	$(AUDIT)/bandit -q -c pyproject.toml -r specdecode router draft_service target_service
+	$(AUDIT)/cyclonedx-py environment $(BIN)/python --output-file build/sbom.json
+	$(AUDIT)/pip-audit --strict --disable-pip --no-deps --requirement constraints.txt
+
+test-chaos: .venv/.installed-dev
+	$(BIN)/python -m tests.chaos $(CHAOS_ARGS)
+
+# 600 MB of their own, which nothing else needs.
+.venv-tracing-ui/.installed: tests/tracing_ui/requirements.txt
+	$(PYTHON) -m venv .venv-tracing-ui
+	.venv-tracing-ui/bin/python -m pip --disable-pip-version-check --quiet install $(PIP_ARGS) -r $<
+	@touch $@
+
+test-tracing-ui: .venv/.installed-dev .venv-tracing-ui/.installed models
+	$(BIN)/python -m tests.tracing_ui --environment .venv-tracing-ui
 
 test-deploy: .venv/.installed-dev models
 	$(PIP) install $(PIP_ARGS) --constraint constraints.txt --editable '.[deploy]'

@@ -106,7 +106,8 @@ class Services:
 
     Attributes:
         address: the router's host:port.
-        processes: all three.
+        http_address: its HTTP front's; "" unless `http`.
+        processes: all three, the router last.
     """
 
     def __init__(
@@ -117,8 +118,11 @@ class Services:
         logs: Path,
         threads: int,
         draft_options: Sequence[str] = (),
+        router_options: Sequence[str] = (),
+        http: bool = False,
     ) -> None:
-        target_port, draft_port, router_port = _free_ports(3)
+        target_port, draft_port, router_port, http_port = _free_ports(4)
+        self.http_address = f"127.0.0.1:{http_port}" if http else ""
         target, draft, self.address = (f"127.0.0.1:{p}" for p in (target_port, draft_port, router_port))
         arguments = {
             "target": ["target_service", "--port", str(target_port), "--model", model, *target_options],
@@ -126,7 +130,8 @@ class Services:
             "router": [
                 *("router", "--port", str(router_port), "--model", model),
                 *("--targets", target, "--draft", draft, "--estimates-path", "none"),
-                *("--http-port", "none"),
+                *("--http-port", str(http_port) if http else "none"),
+                *router_options,
             ],
         }
         addresses = {"target": target, "draft": draft, "router": self.address}

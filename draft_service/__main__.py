@@ -28,13 +28,14 @@ from specdecode import __version__, models, tokenizer
 from specdecode.announcing import Announcer
 from specdecode.config import DraftSettings, load_settings
 from specdecode.cores import cores_id
+from specdecode.errors import SpecdecodeError
 from specdecode.lm.memory import choose_device, choose_num_blocks
 from specdecode.lm.model import load_model
 from specdecode.lm.runner import PagedLM
 from specdecode.replicas import ReplicaRole
 from specdecode.serving import Running, Server, configure_logging, on_main_thread, run_until_signalled
-from specdecode.telemetry import Tracing, start_tracing
-from specdecode.telemetry.meters import Meters
+from specdecode.telemetry import start_tracing
+from specdecode.telemetry.meters import Meters, close_telemetry
 from specdecode.types import DrafterKind, Method, ModelInfo, OpenDraft, Propose, SamplingParams
 from specdecode.v1 import draft_service_pb2_grpc as pb_grpc
 
@@ -133,7 +134,7 @@ def warm_up(drafter: ModelDrafter) -> None:
 
 async def start(settings: DraftSettings) -> Running:
     """Loads, warms up and calibrates what is offered, then listens and serves."""
-    server = Server([SERVICE_NAME], settings.max_message_bytes)
+    server = Server([SERVICE_NAME], settings.max_message_bytes, settings.exposure)
     announcer = Announcer(settings, ReplicaRole.DRAFT, server)
     announcer.start()
     try:
@@ -159,7 +160,11 @@ async def _start(settings: DraftSettings, server: Server, announcer: Announcer) 
     servicer = DraftServicer(loop, offer.info, server.draining, settings.max_message_bytes, costs)
     pb_grpc.add_DraftServiceServicer_to_server(servicer, server.grpc)
     port = await server.start(settings.host, settings.port)
-    meters = Meters(settings, loop.families)
+    try:
+        meters = Meters(settings, loop.families)
+    except SpecdecodeError:
+        await server.drain(None)
+        raise
     on_main_thread(loop.run)
     ended = asyncio.wrap_future(loop.ended)
     server.set_serving()
@@ -170,21 +175,15 @@ async def _start(settings: DraftSettings, server: Server, announcer: Announcer) 
     async def stop() -> None:
         await asyncio.to_thread(loop.stop)
         await announcer.stop()
-        await asyncio.to_thread(_close, tracing, meters)
+        await asyncio.to_thread(close_telemetry, tracing, meters)
 
     return Running(server, on_stopped=stop, watched=ended)
-
-
-def _close(tracing: Tracing | None, meters: Meters) -> None:
-    meters.close()
-    if tracing is not None:
-        tracing.close()
 
 
 def main() -> int:
     """Runs the service; the exit code."""
     settings = load_settings(DraftSettings, sys.argv[1:])
-    configure_logging("draft", settings.log_level)
+    configure_logging("draft", settings.log_level, settings.log_format)
     return run_until_signalled(partial(start, settings), settings.drain_seconds)
 
 

@@ -9,11 +9,12 @@ from functools import partial
 from types import MappingProxyType
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from draft_service.loop import DraftLoop, DraftStream
 from specdecode import wire
 from specdecode.cost_tables import DraftCosts
-from specdecode.errors import SpecdecodeError
+from specdecode.errors import InvalidArgumentError, SpecdecodeError
 from specdecode.serving import aborting
 from specdecode.types import Draft, DrafterKind, DraftsFrame, ModelInfo
 from specdecode.v1 import draft_service_pb2 as pb
@@ -99,6 +100,8 @@ class DraftServicer(pb_grpc.DraftServiceServicer):  # type: ignore[misc]
                     await asyncio.wrap_future(self._loop.call(lambda: None))
                 await outbox.has_room()
             self._loop.finish(stream)
+        except DecodeError:
+            outbox.fail(InvalidArgumentError.of("request", "is no DraftRequest"))
         except SpecdecodeError as error:
             outbox.fail(error)
 

@@ -7,12 +7,14 @@ import logging
 import sys
 from functools import partial
 
+from router.access import Access
 from router.front import SERVICE_NAME, RouterFront
 from router.http.server import HttpServer
 from router.router import Router
 from router.text import Tokenizer
 from specdecode import models
 from specdecode.config import RouterSettings, load_settings
+from specdecode.errors import SpecdecodeError
 from specdecode.serving import Running, Server, configure_logging, run_until_signalled
 from specdecode.telemetry import start_tracing
 
@@ -29,15 +31,20 @@ async def start(settings: RouterSettings) -> Running:
         SpecdecodeError: the model has no usable tokenizer, or a replica has another vocabulary.
     """
     tokenizer = await asyncio.to_thread(lambda: Tokenizer(models.resolve(settings.model)))
-    server = Server([SERVICE_NAME], settings.max_message_bytes)
+    server = Server([SERVICE_NAME], settings.max_message_bytes, settings.exposure)
     health = _Health(server)
     tracing = start_tracing(settings)
-    router = Router(settings, tokenizer, health.set, tracing)
-    RouterFront(router).register(server.grpc)
+    try:
+        router = Router(settings, tokenizer, health.set, tracing)
+        access = Access.of(settings)
+    except SpecdecodeError:
+        await server.drain(None)
+        raise
+    RouterFront(router, access, settings.stuck_seconds).register(server.grpc)
     port = await server.start(settings.host, settings.port)
     beside: tuple[HttpServer, ...] = ()
     try:
-        beside = _start_http(router, tokenizer, settings)
+        beside = _start_http(router, access, tokenizer, settings)
         logger.info("waiting for a target: %s", ", ".join(settings.targets))
         watched = await router.start()
     except BaseException:
@@ -49,10 +56,12 @@ async def start(settings: RouterSettings) -> Running:
     return Running(server, on_stopped=router.stop, watched=watched, beside=beside)
 
 
-def _start_http(router: Router, tokenizer: Tokenizer, settings: RouterSettings) -> tuple[HttpServer, ...]:
+def _start_http(
+    router: Router, access: Access, tokenizer: Tokenizer, settings: RouterSettings
+) -> tuple[HttpServer, ...]:
     if settings.http_port is None:
         return ()
-    http = HttpServer.start(router, tokenizer, settings, settings.http_port)
+    http = HttpServer.start(router, access, tokenizer, settings, settings.http_port)
     logger.info("answering HTTP on %s:%d", settings.host, http.port)
     return (http,)
 
@@ -85,7 +94,7 @@ class _Health:
 def main() -> int:
     """Runs the service; the exit code."""
     settings = load_settings(RouterSettings, sys.argv[1:])
-    configure_logging("router", settings.log_level)
+    configure_logging("router", settings.log_level, settings.log_format)
     return run_until_signalled(partial(start, settings), settings.drain_seconds)
 
 

@@ -13,6 +13,7 @@ from specdecode.config import DNS_SCHEME, WATCH_SCHEME
 from specdecode.errors import SpecdecodeError
 from specdecode.replicas import Replica, ReplicaRole, ReplicaState
 from specdecode.serving import connect
+from specdecode.tls import ClientTls
 from specdecode.v1 import replica_service_pb2 as pb
 from specdecode.v1 import replica_service_pb2_grpc as pb_grpc
 from specdecode.wire import replicas_from_proto
@@ -27,15 +28,18 @@ Sightings = Mapping[str, ReplicaState]
 """State of each replica by its address; who is not in it is not there any more."""
 
 
-def follow(source: str, role: ReplicaRole, max_message_bytes: int) -> AsyncIterator[Sightings]:
+def follow(
+    source: str, role: ReplicaRole, max_message_bytes: int, tls: ClientTls | None = None
+) -> AsyncIterator[Sightings]:
     """What a source tells of replicas, now and whenever it changes; one host:port never does.
 
     Args:
         source: host:port; `dns:///name:port`, all addresses of a name; `watch://host:port`, a registry.
         role: of the replicas that are meant, where the source knows it.
+        tls: how a registry is called.
     """
     if source.startswith(WATCH_SCHEME):
-        return _watched(source.removeprefix(WATCH_SCHEME), role, max_message_bytes)
+        return _watched(source.removeprefix(WATCH_SCHEME), role, max_message_bytes, tls)
     if source.startswith(DNS_SCHEME):
         return _resolved(source.removeprefix(DNS_SCHEME))
     return _told(source)
@@ -68,12 +72,14 @@ async def _addresses(name: str) -> Sightings:
     return {f"[{h}]:{port}" if ":" in h else f"{h}:{port}": ReplicaState.READY for h in hosts}
 
 
-async def _watched(address: str, role: ReplicaRole, max_message_bytes: int) -> AsyncIterator[Sightings]:
+async def _watched(
+    address: str, role: ReplicaRole, max_message_bytes: int, tls: ClientTls | None
+) -> AsyncIterator[Sightings]:
     """What a registry tells; while it is away, what it told last stays."""
     told = ""
     while True:
         try:
-            async with connect(address, max_message_bytes) as channel:
+            async with connect(address, max_message_bytes, tls) as channel:
                 call = pb_grpc.ReplicaServiceStub(channel).WatchReplicas(pb.WatchReplicasRequest())
                 async for message in call:
                     told = ""

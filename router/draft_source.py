@@ -12,6 +12,7 @@ from router.replicas import DraftLink
 from router.targets import Crew
 from specdecode.config import WATCH_SCHEME
 from specdecode.replicas import ReplicaRole, ReplicaState
+from specdecode.tls import ClientTls
 
 
 class DraftSource:
@@ -21,6 +22,7 @@ class DraftSource:
         source: host:port, or `watch://host:port`.
         max_message_bytes: of a registry's messages.
         build: makes the link to the replica at an address.
+        tls: how a registry is called.
 
     Attributes:
         met: done when a draft service has answered for the first time; raises if it must not be used.
@@ -33,7 +35,9 @@ class DraftSource:
         build: Callable[[str], DraftLink],
         desk: DraftDesk,
         crew: Crew,
+        tls: ClientTls | None = None,
     ) -> None:
+        self._tls = tls
         self.source = source
         self.met: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._max_message_bytes = max_message_bytes
@@ -47,7 +51,7 @@ class DraftSource:
         if not self.source.startswith(WATCH_SCHEME):
             await self._use(self.source)
             return
-        async for sightings in follow(self.source, ReplicaRole.DRAFT, self._max_message_bytes):
+        async for sightings in follow(self.source, ReplicaRole.DRAFT, self._max_message_bytes, self._tls):
             await self._apply(sightings)
 
     async def _apply(self, sightings: Sightings) -> None:

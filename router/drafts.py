@@ -18,7 +18,13 @@ from router.reasons import DecisionReason, DrafterState
 from router.replicas import DraftLink
 from router.request import Choice
 from specdecode.cost_tables import DraftCosts
-from specdecode.errors import InternalError, InvalidArgumentError, SpecdecodeError, UnavailableError
+from specdecode.errors import (
+    InternalError,
+    InvalidArgumentError,
+    Reason,
+    SpecdecodeError,
+    UnavailableError,
+)
 from specdecode.types import (
     Draft,
     DrafterKind,
@@ -152,9 +158,11 @@ class DraftDesk:
         link: set once before anything else; None if no draft service is configured.
         num_invalid: answers that could not be what was asked for.
         clock: what drafting really takes.
+        is_trusted: whether q is believed to be what drafts were sampled from, which no check can see.
     """
 
-    def __init__(self, vocab_size: int) -> None:
+    def __init__(self, vocab_size: int, is_trusted: bool = True) -> None:
+        self.is_trusted = is_trusted
         self.link: DraftLink | None = None
         self.num_invalid = 0
         self.clock = DraftClock()
@@ -313,7 +321,12 @@ class DraftDesk:
 
     def _answer(self, seat: DraftSeat, draft: Draft) -> DraftAnswer:
         if draft.error is not None:
-            logger.info("no draft for %s: %s", seat.choice.request.id, draft.error.message)
+            request = seat.choice.request
+            logger.info("no draft for %s: %s", request.id, draft.error.message, extra={"fields": request.ids})
+            # What `replicas` makes of a message that does not hang together.
+            self.num_invalid += draft.error.reason is Reason.INVALID_ARGUMENT and isinstance(
+                draft.error, InternalError
+            )
             self._close_at_service(seat)
             seat.take_break()
             if isinstance(draft.error, InvalidArgumentError):
@@ -324,7 +337,9 @@ class DraftDesk:
         fault = fault_of(draft, seat.known_length, seat.num_asked, self._vocab_size, method)
         if fault is not None:
             self.num_invalid += 1
-            logger.warning("an invalid draft for %s is not used: %s", seat.choice.request.id, fault)
+            request = seat.choice.request
+            told = {"fields": request.ids}
+            logger.warning("an invalid draft for %s is not used: %s", request.id, fault, extra=told)
             self._close_at_service(seat)
             seat.take_break()
             failed = Draft(draft.sequence, draft.committed_length, error=InternalError(fault))

@@ -240,7 +240,7 @@ class FigureBook:
         for choice in running:
             for label, tally in choice.tallies:
                 parts.setdefault(self._admit(label), []).append(tally)
-        return tuple(_sum(tallies).figures(label) for label, tallies in parts.items())
+        return tuple(merged(tallies).figures(label) for label, tallies in parts.items())
 
     def _admit(self, label: FigureLabel) -> FigureLabel:
         """The label itself, or that of classes which came too late to have one of their own."""
@@ -251,7 +251,8 @@ class FigureBook:
         return label
 
 
-def _sum(tallies: Iterable[Tally]) -> Tally:
+def merged(tallies: Iterable[Tally]) -> Tally:
+    """The sums of all."""
     total = Tally()
     for tally in tallies:
         total.merge(tally)

@@ -9,7 +9,7 @@ from typing import Any
 from google.protobuf.message import DecodeError
 from google.protobuf.unknown_fields import UnknownFieldSet
 
-from specdecode.errors import InvalidArgumentError
+from specdecode.errors import CancelledError, InvalidArgumentError, Reason
 from specdecode.v1 import router_service_pb2 as pb
 
 LARGE_BYTES = 16 * 1024
@@ -64,3 +64,8 @@ def _is_utf8(data: bytes) -> bool:
     except UnicodeDecodeError:
         return False
     return True
+
+
+def slow_client(seconds: float) -> CancelledError:
+    """Why the request of a client that does not read is ended."""
+    return CancelledError(f"the client has read nothing for {seconds:g} s", reason=Reason.CLIENT_TOO_SLOW)

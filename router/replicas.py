@@ -28,6 +28,7 @@ from specdecode.errors import (
     UnavailableError,
 )
 from specdecode.serving import connect, error_from_rpc
+from specdecode.tls import ClientTls, why_refused
 from specdecode.types import (
     DecodeFrame,
     Draft,
@@ -88,9 +89,14 @@ class Link(ABC, Generic[Sent, Received]):
     kind: str
 
     def __init__(
-        self, address: str, max_message_bytes: int, fingerprint: str, listener: Listener[Received]
+        self,
+        address: str,
+        max_message_bytes: int,
+        fingerprint: str,
+        listener: Listener[Received],
+        tls: ClientTls | None = None,
     ) -> None:
-        """`fingerprint` is the router's tokenizer's."""
+        """`fingerprint` is the router's tokenizer's; certificates are read at each connection."""
         self.address = address
         self.info: ModelInfo | None = None
         self.up = False
@@ -99,6 +105,7 @@ class Link(ABC, Generic[Sent, Received]):
         self.first_contact.add_done_callback(_look_at)
         self._max_message_bytes = max_message_bytes
         self._fingerprint = fingerprint
+        self._tls = tls
         self._listener: Listener[Received] = listener
         self._pending: list[Sent] = []
         self._has_pending = asyncio.Event()
@@ -129,19 +136,25 @@ class Link(ABC, Generic[Sent, Received]):
     async def _run_stream(self) -> SpecdecodeError:
         """One connection from beginning to end; what ended it."""
         try:
-            async with connect(self.address, self._max_message_bytes) as channel:
+            async with connect(self.address, self._max_message_bytes, self._tls) as channel:
                 self.info = await self._hello(channel)
                 self._check(self.info)
                 self._greeted(None)
                 await self._exchange(self._open(channel))
         except grpc.aio.AioRpcError as error:
-            return error_from_rpc(error)
+            return await self._in_words(error_from_rpc(error))
         except FailedPreconditionError as error:
             self._greeted(error)
             return error
         except SpecdecodeError as error:
             return InternalError(f"it sent what can't be read: {error.message}")
         return UnavailableError("the stream was ended")
+
+    async def _in_words(self, error: SpecdecodeError) -> SpecdecodeError:
+        """The error, or what is wrong with TLS where gRPC could not connect."""
+        unreachable = isinstance(error, UnavailableError) and not self.up
+        reason = await why_refused(self.address, self._tls) if unreachable else None
+        return error if reason is None else UnavailableError(reason)
 
     def _greeted(self, refusal: SpecdecodeError | None) -> None:
         if self.first_contact.done():
@@ -340,4 +353,5 @@ def _draft_from_proto(message: Any) -> Draft:
     try:
         return draft_from_proto(message)
     except InvalidArgumentError as error:
-        return Draft(message.sequence, message.committed_length, error=InternalError(error.message))
+        refusal = InternalError(error.message, reason=Reason.INVALID_ARGUMENT)
+        return Draft(message.sequence, message.committed_length, error=refusal)

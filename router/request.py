@@ -13,14 +13,13 @@ from router.figures import ChoiceFigures
 from router.reasons import DecisionReason
 from router.regret import Outlook
 from router.text import TextStream, Tokenizer
-from router.tracing import RequestTrace
 from router.validation import ResolvedRequest
 from specdecode.errors import InternalError, Reason, SpecdecodeError
 from specdecode.requests import EmittedToken, Move, Piece
 from specdecode.types import DrafterKind, FinishReason, Origin, RoundRecord, StepResult, Usage
 
 if TYPE_CHECKING:
-    from router.metrics import RouterMetrics
+    from router.observing import Observed
 
 MAX_BUFFERED_TOKENS = 256
 """Tokens of one choice that may wait for its client; from there on the choice gets no more orders."""
@@ -125,8 +124,8 @@ class Choice:
         self._counter.count(result, origins)
         seconds = None if self._is_opening else now - round_.began
         self.figures.count(result, origins, round_, seconds)
-        if self.request.metrics is not None:
-            self.request.metrics.took(result, round_, num_kept, seconds)
+        if self.request.observed is not None:
+            self.request.observed.took(result, round_, num_kept, seconds)
         self._is_opening = False
         if self.finish_reason is not None:
             self._finish()
@@ -146,6 +145,11 @@ class Choice:
         self._counter.moved()
         if self.trace is not None:
             self.trace.moved(replica, time.monotonic())
+        self._is_opening = True
+
+    def parked(self) -> None:
+        """The choice has given back its KV until its client has caught up."""
+        self._counter.parked()
         self._is_opening = True
 
     def take_piece(self) -> Piece | None:
@@ -227,10 +231,11 @@ class _UsageCounter:
         self._num_failovers = 0
         self._preemptions_elsewhere = 0
         self._preemptions_here = 0
+        self._is_reopened = False
 
     def count(self, result: StepResult, origins: tuple[Origin, ...]) -> None:
         """Counts a result of which the tokens with these origins were kept."""
-        if self._counts_cached and not self._num_failovers:
+        if self._counts_cached and not self._is_reopened:
             self._num_cached += result.num_cached_tokens
         self._preemptions_here = result.num_preemptions
         self._num_drafted += result.num_drafted
@@ -240,6 +245,14 @@ class _UsageCounter:
 
     def moved(self) -> None:
         self._num_failovers += 1
+        self._reopened()
+
+    def parked(self) -> None:
+        self._preemptions_elsewhere += 1
+        self._reopened()
+
+    def _reopened(self) -> None:
+        self._is_reopened = True
         self._preemptions_elsewhere += self._preemptions_here
         self._preemptions_here = 0
 
@@ -301,24 +314,30 @@ class Request:
         deadline: float | None = None,
         traceparent: str = "",
         pause: Callable[[], float] = lambda: 0.0,
-        trace: RequestTrace | None = None,
-        metrics: RouterMetrics | None = None,
+        observed: Observed | None = None,
     ) -> None:
         """`deadline` in seconds since the epoch; `pause` tells how long a piece gathers, seconds.
 
-        `traceparent` is the client's; with a trace of its own the request's goes to the other services.
+        `traceparent` is the client's; where `observed` has a trace, its own goes to the other services.
         """
         self.id = request_id
         self.resolved = resolved
         self.deadline = deadline
-        self.trace = trace
-        self.metrics = metrics
-        self.traceparent = traceparent if trace is None else trace.traceparent
+        self.observed = observed
+        self.trace = None if observed is None else observed.trace
+        self.traceparent = traceparent if self.trace is None else self.trace.traceparent
         self.choices = [Choice(self, index, self._text_stream(tokenizer)) for index in range(resolved.n)]
         self._changed = asyncio.Event()
         self._pause = pause
         self._next_piece = 0.0
         self._alarm: asyncio.TimerHandle | None = None
+
+    @property
+    def ids(self) -> dict[str, str]:
+        """What a log names it by."""
+        if self.trace is None:
+            return {"request_id": self.id}
+        return {"request_id": self.id, "trace_id": f"{self.trace.context.trace_id:032x}"}
 
     def _text_stream(self, tokenizer: Tokenizer) -> TextStream:
         min_tokens = self.resolved.sampling.min_tokens

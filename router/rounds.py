@@ -50,6 +50,7 @@ _LOOK_EVERY = 8
 """One decision in so many is compared with fixed γ."""
 _MAX_PROBE_STEPS = 4.0
 """Steps' worth of time that is saved up for probes at most."""
+PARK_SECONDS = 2.0
 # What a replica says when it is the replica that can't go on, not the request.
 _REPLICA_FAULTS = (Reason.DRAINING, Reason.REPLICA_LOST)
 
@@ -131,6 +132,7 @@ class ReplicaLoop:
         policy: what the operator set.
         estimates: of acceptance, shared by all replicas' loops.
         place_elsewhere: takes choices that this replica can't go on with.
+        park_seconds: how long a choice whose client lags keeps its KV.
 
     Attributes:
         link: set once before `run`.
@@ -147,8 +149,12 @@ class ReplicaLoop:
         policy: PolicySettings,
         estimates: Estimates,
         place_elsewhere: Callable[[Choice], None],
+        park_seconds: float = PARK_SECONDS,
     ) -> None:
         self.policy = policy
+        self._park_seconds = park_seconds
+        self._paused: dict[Seat, float] = {}
+        self._parked: set[Choice] = set()
         self._drafts = drafts
         self._estimates = estimates
         self._place_elsewhere = place_elsewhere
@@ -188,7 +194,7 @@ class ReplicaLoop:
 
     async def run(self) -> None:
         """Until cancelled, or retired and empty."""
-        while self._seats or not self._is_retired:
+        while self._seats or self._parked or not self._is_retired:
             events = await self._inbox.take(self._first_deadline())
             # The event loop's own clock may tick in milliseconds; its base is the same.
             self._now = time.monotonic()
@@ -196,6 +202,7 @@ class ReplicaLoop:
                 self._apply(event)
             self._end_late_drafts()
             self._decide()
+            self._park_idle()
             self._drafts.flush()
             self._send_orders()
 
@@ -303,15 +310,20 @@ class ReplicaLoop:
         self._num_opened += 1
         seat = Seat(choice, self._num_opened, self._estimates, round_began=self._now)
         self._seats[choice] = self._by_sequence[seat.sequence] = seat
-        self._orders.opens.append(_open_order(seat))
+        self._orders.opens.append(_open_order(seat, self._drafts.is_trusted))
         self._due[seat] = None
 
     def _reconsider(self, choice: Choice) -> None:
+        if choice in self._parked:
+            self._parked.remove(choice)
+            self._place_elsewhere(choice)
+            return
         seat = self._seats.get(choice)
         if seat is not None and seat.may_be_ordered:
             self._due[seat] = None
 
     def _withdraw(self, choice: Choice) -> None:
+        self._parked.discard(choice)
         seat = self._seats.get(choice)
         if seat is not None:
             self._unseat(seat, close=True)
@@ -334,6 +346,7 @@ class ReplicaLoop:
         del self._seats[seat.choice], self._by_sequence[seat.sequence]
         self._due.pop(seat, None)
         self._deadlines.pop(seat, None)
+        self._paused.pop(seat, None)
         self.coming.pop(seat.choice, None)
         if close:
             self._orders.closes.append(seat.sequence)
@@ -342,7 +355,7 @@ class ReplicaLoop:
 
     def _decide(self) -> None:
         """Decides for all that are due at once; whose client lags is due again when it has caught up."""
-        due = [seat for seat in self._due if not self._is_paused(seat.choice)]
+        due = [seat for seat in self._due if not self._is_paused(seat)]
         self._due.clear()
         if not due:
             return
@@ -384,10 +397,24 @@ class ReplicaLoop:
             self._scaled = costs, ratio, scaled_steps(costs, ratio)
         return self._scaled[2]
 
-    def _is_paused(self, choice: Choice) -> bool:
+    def _is_paused(self, seat: Seat) -> bool:
+        choice = seat.choice
         if choice.is_full:
             choice.on_room = lambda: self.put(HasRoom(choice))
+            self._paused.setdefault(seat, self._now + self._park_seconds)
+        else:
+            self._paused.pop(seat, None)
         return choice.is_full
+
+    def _park_idle(self) -> None:
+        """Takes KV from those whose clients have lagged for long; they go on when these have caught up."""
+        for seat, deadline in list(self._paused.items()):
+            # A lease that still runs is let run out.
+            if deadline <= self._now and seat.phase is Phase.DUE and seat.choice.is_full:
+                self._unseat(seat, close=True)
+                self._drafts.close(seat.choice)
+                self._parked.add(seat.choice)
+                seat.choice.parked()
 
     def _carry_out(self, seat: Seat, decision: Decision) -> None:
         seat.decided(decision)
@@ -426,7 +453,8 @@ class ReplicaLoop:
         seat.phase, seat.drafter, seat.reason = Phase.ORDERED, asked, reason
 
     def _first_deadline(self) -> float | None:
-        return min(self._deadlines.values(), default=None)
+        parking = (deadline for seat, deadline in self._paused.items() if seat.phase is Phase.DUE)
+        return min((*self._deadlines.values(), *parking), default=None)
 
     def _end_late_drafts(self) -> None:
         for seat, deadline in list(self._deadlines.items()):
@@ -440,7 +468,7 @@ class ReplicaLoop:
         self.link.send(orders.frame())
 
 
-def _open_order(seat: Seat) -> OpenSequence:
+def _open_order(seat: Seat, trust_draft: bool) -> OpenSequence:
     choice, resolved = seat.choice, seat.choice.resolved
     return OpenSequence(
         sequence=seat.sequence,
@@ -453,4 +481,5 @@ def _open_order(seat: Seat) -> OpenSequence:
         deadline=choice.request.deadline,
         cache_salt=resolved.cache_salt,
         traceparent=choice.request.traceparent,
+        trust_draft=trust_draft,
     )

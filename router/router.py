@@ -7,14 +7,17 @@ import logging
 import uuid
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
+from dataclasses import replace
 from typing import Any
 
+from router.access import ANYONE, Caller
+from router.admission import Admission, Ticket
 from router.draft_source import DraftSource
 from router.drafts import DraftDesk
 from router.estimates import EstimatesFile
 from router.figures import FigureBook
 from router.homes import Homes
-from router.metrics import RouterMetrics
+from router.metering import Meter
 from router.observing import Observed, Observer
 from router.policy_settings import PolicySettings
 from router.replicas import DraftLink, Link, Listener, TargetLink
@@ -22,7 +25,7 @@ from router.request import Choice, Request
 from router.rounds import Placed, ReplicaLoop, Withdrawn
 from router.targets import Crew, Targets
 from router.text import Tokenizer
-from router.validation import ModelLimits, ResolvedRequest, resolve
+from router.validation import ModelLimits, OperatorLimits, ResolvedRequest, resolve
 from specdecode import __version__
 from specdecode.config import RouterSettings
 from specdecode.cost_tables import DraftCosts, StepCosts
@@ -38,7 +41,7 @@ from specdecode.figures import Figures
 from specdecode.requests import GenerateRequest, Piece, ReplicaStatus, RouterStatus
 from specdecode.telemetry import Tracing
 from specdecode.telemetry.meters import Meters, within
-from specdecode.telemetry.metrics import Family, Sample, counter
+from specdecode.telemetry.metrics import Family
 from specdecode.types import DrafterKind, ModelInfo
 
 logger = logging.getLogger(__name__)
@@ -66,43 +69,53 @@ class Router:
         on_availability: Callable[[bool], None],
         tracing: Tracing | None = None,
     ) -> None:
-        self._tracing = tracing
-        self._metrics = RouterMetrics()
-        self._observer = Observer(settings, tracing, self._metrics)
         self._settings = settings
         self._tokenizer = tokenizer
         self._on_availability = on_availability
         self._num_requests = 0
         self._requests: set[Request] = set()
         self._figures = FigureBook()
+        self._meter = Meter()
+        self._admission = Admission(
+            self._capacity, settings.max_waiting_tokens, lambda: self._policy.batch_weight
+        )
         self._placing = Homes()
         self._homes: dict[Choice, ReplicaLoop] = {}
         self._homeless: dict[Choice, asyncio.TimerHandle] = {}
-        self._drafts = DraftDesk(tokenizer.vocab_size)
+        self._drafts = DraftDesk(tokenizer.vocab_size, settings.believes_draft)
+        self._observer = Observer(settings, tracing, self._draft_model)
         self._policy = PolicySettings.of(settings)
         self._estimates = EstimatesFile(settings.estimates_file)
         self._crew = Crew()
         limit = settings.max_message_bytes
-        self._targets = Targets(settings.targets, limit, self._build_loop, self._crew)
+        self._targets = Targets(settings.targets, limit, self._build_loop, self._crew, settings.mesh)
         self._draft_source = None if settings.draft is None else self._source_of_drafts(settings.draft)
         self.meters: Meters | None = None
 
     def _build_loop(self, address: str) -> ReplicaLoop:
-        loop = ReplicaLoop(self._drafts, self._policy, self._estimates.estimates, self._place_elsewhere)
+        loop = ReplicaLoop(
+            self._drafts,
+            self._policy,
+            self._estimates.estimates,
+            self._place_elsewhere,
+            self._settings.park_seconds,
+        )
         listener = loop.listener(on_up=self._on_target_up, on_down=self._on_target_down)
         limit = self._settings.max_message_bytes
-        loop.link = TargetLink(address, limit, self._tokenizer.fingerprint, listener)
+        loop.link = TargetLink(address, limit, self._tokenizer.fingerprint, listener, self._settings.mesh)
         loop.link.pool = self._served
         return loop
 
     def _source_of_drafts(self, source: str) -> DraftSource:
         limit = self._settings.max_message_bytes
-        return DraftSource(source, limit, self._build_draft_link, self._drafts, self._crew)
+        return DraftSource(
+            source, limit, self._build_draft_link, self._drafts, self._crew, self._settings.mesh
+        )
 
     def _build_draft_link(self, address: str) -> DraftLink:
         listener = Listener(lambda: None, self._drafts.take, self._drafts.lose)
         limit = self._settings.max_message_bytes
-        return DraftLink(address, limit, self._tokenizer.fingerprint, listener)
+        return DraftLink(address, limit, self._tokenizer.fingerprint, listener, self._settings.mesh)
 
     def _served(self) -> list[ModelInfo]:
         """What the targets serve that are in use."""
@@ -159,13 +172,16 @@ class Router:
         self._estimates.save()
         if self.meters is not None:
             await asyncio.to_thread(self.meters.close)
-        if self._tracing is not None:
-            await asyncio.to_thread(self._tracing.close)
+        await self._observer.close()
 
     # Requests
 
     async def generate(
-        self, asked: GenerateRequest, deadline: float | None = None, traceparent: str = ""
+        self,
+        asked: GenerateRequest,
+        deadline: float | None = None,
+        traceparent: str = "",
+        caller: Caller = ANYONE,
     ) -> AsyncGenerator[Piece, None]:
         """Pieces of all choices, as they come. Closing it frees all that the request holds.
 
@@ -173,24 +189,27 @@ class Router:
             asked: what the client wants.
             deadline: seconds since the epoch.
             traceparent: W3C trace context.
+            caller: who asks.
         Raises:
             SpecdecodeError: the request is refused; nothing was started.
         """
-        with self._observer.watch(asked, traceparent) as observed, self._admitted():
-            resolved = await self._resolve(asked)
-            async with aclosing(self._run(resolved, deadline, traceparent, observed)) as pieces:
+        with self._observer.watch(asked, traceparent) as observed, self._admitted(caller):
+            resolved = await self._resolve(asked, caller)
+            async with aclosing(self._run(resolved, deadline, traceparent, caller, observed)) as pieces:
                 async for piece in pieces:
                     yield piece
 
-    async def resolve(self, asked: GenerateRequest, traceparent: str = "") -> ResolvedRequest:
+    async def resolve(
+        self, asked: GenerateRequest, traceparent: str = "", caller: Caller = ANYONE
+    ) -> ResolvedRequest:
         """What `run` takes; nothing is started.
 
         Raises:
             SpecdecodeError: the request is refused.
         """
         try:
-            with self._admitted():
-                return await self._resolve(asked)
+            with self._admitted(caller):
+                return await self._resolve(asked, caller)
         except SpecdecodeError:
             with self._observer.watch(asked, traceparent):
                 raise
@@ -201,33 +220,59 @@ class Router:
         resolved: ResolvedRequest,
         deadline: float | None = None,
         traceparent: str = "",
+        caller: Caller = ANYONE,
     ) -> AsyncGenerator[Piece, None]:
         """As `generate`, of a request that was resolved before.
 
         Raises:
             ResourceExhaustedError: as many requests run as may.
         """
-        with self._observer.watch(asked, traceparent) as observed, self._admitted():
-            async with aclosing(self._run(resolved, deadline, traceparent, observed)) as pieces:
+        with self._observer.watch(asked, traceparent) as observed, self._admitted(caller):
+            async with aclosing(self._run(resolved, deadline, traceparent, caller, observed)) as pieces:
                 async for piece in pieces:
                     yield piece
 
     @contextmanager
-    def _admitted(self) -> Iterator[None]:
+    def _admitted(self, caller: Caller) -> Iterator[None]:
+        """Refuses what there is no room for, before any work."""
         if self._num_requests >= self._settings.max_requests:
-            message = f"{self._num_requests} requests run, as many as may"
-            raise ResourceExhaustedError(message, retry_after=_RETRY_SECONDS)
+            message = f"{self._num_requests} requests run or wait, as many as may"
+            raise ResourceExhaustedError(message, retry_after=self._admission.retry_seconds)
+        self._meter.check(caller)
         self._num_requests += 1
         try:
             yield
         finally:
             self._num_requests -= 1
 
-    async def _resolve(self, asked: GenerateRequest) -> ResolvedRequest:
+    async def _resolve(self, asked: GenerateRequest, caller: Caller) -> ResolvedRequest:
         self.check_model(asked.model)
-        return await resolve(asked, self._tokenizer, self._limits())
+        resolved = await resolve(asked, self._tokenizer, self._limits())
+        return replace(resolved, cache_salt=caller.salt(resolved.cache_salt))
 
     async def _run(
+        self,
+        resolved: ResolvedRequest,
+        deadline: float | None,
+        traceparent: str,
+        caller: Caller,
+        observed: Observed,
+    ) -> AsyncGenerator[Piece, None]:
+        """Pieces of a request, from its turn on."""
+        num_prompt_tokens = len(resolved.prompt_token_ids)
+        ticket = Ticket(caller, resolved.tier, resolved.n, num_prompt_tokens, deadline)
+        with self._meter.counted(caller):
+            async with (
+                self._admission.turn(ticket),
+                aclosing(self._pieces(resolved, deadline, traceparent, observed)) as pieces,
+            ):
+                self._meter.used(caller, num_prompt_tokens)
+                async for piece in pieces:
+                    self._meter.used(caller, len(piece.tokens))
+                    self._admission.used(ticket, len(piece.tokens))
+                    yield piece
+
+    async def _pieces(
         self, resolved: ResolvedRequest, deadline: float | None, traceparent: str, observed: Observed
     ) -> AsyncGenerator[Piece, None]:
         request = observed.request = Request(
@@ -237,8 +282,7 @@ class Router:
             deadline,
             traceparent,
             self._piece_pause,
-            observed.trace,
-            self._metrics,
+            observed,
         )
         self._requests.add(request)
         try:
@@ -248,6 +292,14 @@ class Router:
                 yield piece
         finally:
             self._withdraw(request)
+
+    def _draft_model(self) -> str:
+        link = self._drafts.link
+        return link.info.name if link is not None and link.info is not None else ""
+
+    def _capacity(self) -> int:
+        """Choices that the targets that can be used may run; without one, what one may: they wait for it."""
+        return self._settings.max_running * max(sum(link.up for link in self._links), 1)
 
     def _piece_pause(self) -> float:
         """Seconds between two pieces of a request: writing more of them would take the models' cores."""
@@ -301,6 +353,7 @@ class Router:
             vocab_size=self._tokenizer.vocab_size,
             max_length=self.max_length,
             max_prompt_bytes=self._settings.max_prompt_bytes,
+            operator=OperatorLimits.of(self._settings),
         )
 
     def _withdraw(self, request: Request) -> None:
@@ -370,6 +423,7 @@ class Router:
             timer.cancel()
         for choice in homeless:
             self._place_elsewhere(choice)
+        self._admission.wake()
 
     def _on_target_down(self) -> None:
         if not any(link.up for link in self._links):
@@ -398,12 +452,7 @@ class Router:
 
         `specdecode.telemetry.exposition.render` makes text of it.
         """
-        families = self._metrics.families(self.figures(), self.status())
-        if self._tracing is not None:
-            spans = (("sent", self._tracing.num_sent), ("dropped", self._tracing.num_dropped))
-            samples = (Sample(count, {"state": state}) for state, count in spans)
-            families.append(counter("specdecode_trace_spans", "Spans for the collector", *samples))
-        return families
+        return self._observer.families(self.figures(), self.status())
 
     def _status(self, link: Link[Any, Any], num_sequences: int) -> ReplicaStatus:
         load = link.load if isinstance(link, TargetLink) else None

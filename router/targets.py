@@ -13,6 +13,7 @@ from router.rounds import ReplicaLoop, Retired
 from specdecode.config import DNS_SCHEME, WATCH_SCHEME
 from specdecode.errors import SpecdecodeError
 from specdecode.replicas import ReplicaRole, ReplicaState
+from specdecode.tls import ClientTls
 
 logger = logging.getLogger(__name__)
 
@@ -68,11 +69,18 @@ class Targets:
         max_message_bytes: of a registry's messages.
         build: makes the loop of the replica at an address, with its link.
         crew: runs loops and links.
+        tls: how a registry is called.
     """
 
     def __init__(
-        self, sources: Sequence[str], max_message_bytes: int, build: Callable[[str], ReplicaLoop], crew: Crew
+        self,
+        sources: Sequence[str],
+        max_message_bytes: int,
+        build: Callable[[str], ReplicaLoop],
+        crew: Crew,
+        tls: ClientTls | None = None,
     ) -> None:
+        self._tls = tls
         self._sources = sources
         self._max_message_bytes = max_message_bytes
         self._build = build
@@ -106,7 +114,7 @@ class Targets:
     async def _follow(self, source: str) -> None:
         is_named = not source.startswith((WATCH_SCHEME, DNS_SCHEME))
         own: set[str] = set()
-        async for sightings in follow(source, ReplicaRole.TARGET, self._max_message_bytes):
+        async for sightings in follow(source, ReplicaRole.TARGET, self._max_message_bytes, self._tls):
             self._apply(sightings, own, is_named)
 
     def _apply(self, sightings: Sightings, own: set[str], is_named: bool) -> None:

@@ -352,10 +352,9 @@ class RequestTrace:
         """What notes one choice's rounds."""
         return ChoiceTrace(self, index, method)
 
-    def said(self) -> None:
-        """The client gets a piece."""
-        if self._first_chunk is None:
-            self._first_chunk = time.monotonic()
+    def said(self, now: float) -> None:
+        """The client gets its first piece."""
+        self._first_chunk = now
 
     def event(self, name: str, now: float, attributes: dict[str, Value]) -> None:
         """Something happened to the request, at `now` by the monotonic clock."""

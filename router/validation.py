@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from router.chat import text_size, texts_of
 from router.text import Tokenizer
+from specdecode.config import RouterSettings
 from specdecode.errors import FieldViolation, InvalidArgumentError, Reason
 from specdecode.requests import (
     MAX_BIAS,
@@ -43,6 +44,28 @@ from specdecode.types import MAX_DRAFT_TOKENS, DrafterKind, Method, SamplingPara
 
 
 @dataclass(frozen=True)
+class OperatorLimits:
+    """What the operator allows below what the models and the API do; None: no less."""
+
+    max_prompt_tokens: int | None = None
+    max_output_tokens: int | None = None
+    max_choices: int = MAX_CHOICES
+    max_stops: int = MAX_STOPS
+    max_logprobs: int = MAX_LOGPROBS
+
+    @classmethod
+    def of(cls, settings: RouterSettings) -> OperatorLimits:
+        """What the settings say."""
+        return cls(
+            settings.max_prompt_tokens,
+            settings.max_output_tokens,
+            settings.max_choices,
+            settings.max_stops,
+            settings.max_logprobs,
+        )
+
+
+@dataclass(frozen=True)
 class ModelLimits:
     """What the models and the operator allow."""
 
@@ -50,6 +73,7 @@ class ModelLimits:
     max_length: int
     """Tokens of the longest sequence, prompt and output."""
     max_prompt_bytes: int
+    operator: OperatorLimits = OperatorLimits()
 
 
 @dataclass(frozen=True)
@@ -117,10 +141,10 @@ def resolve_now(request: GenerateRequest, tokenizer: Tokenizer, limits: ModelLim
     options, speculation = request.sampling, request.speculation
     stop_token_ids = _stop_token_ids(options, tokenizer)
     checks = _Checks()
-    _check_options(checks, options, stop_token_ids, limits.vocab_size)
+    _check_options(checks, options, stop_token_ids, limits)
     _check_speculation(checks, options, speculation)
     n = 1 if request.n is None else request.n
-    checks.in_range("n", n, 1, MAX_CHOICES)
+    checks.in_range("n", n, 1, limits.operator.max_choices)
     salt_bytes = len(request.cache_salt)
     checks.require(salt_bytes <= MAX_SALT_BYTES, "cache_salt", _at_most(salt_bytes, MAX_SALT_BYTES, "bytes"))
     length = len(request.conversation)
@@ -129,7 +153,7 @@ def resolve_now(request: GenerateRequest, tokenizer: Tokenizer, limits: ModelLim
     checks.finish()
     prompt_token_ids = _tokenise(request, tokenizer, limits)
     method = _method(options, speculation)
-    max_tokens = _max_tokens(options, limits.max_length - len(prompt_token_ids))
+    max_tokens = _max_tokens(options, limits.max_length - len(prompt_token_ids), limits.operator)
     return ResolvedRequest(
         prompt_token_ids=prompt_token_ids,
         sampling=_sampling(options, stop_token_ids, max_tokens, limits.vocab_size),
@@ -177,12 +201,13 @@ def _at_most(count: int, limit: int, what: str) -> str:
 
 
 def _check_options(
-    checks: _Checks, options: SamplingOptions, stop_token_ids: Sequence[int], vocab_size: int
+    checks: _Checks, options: SamplingOptions, stop_token_ids: Sequence[int], limits: ModelLimits
 ) -> None:
     _check_numbers(checks, options)
-    _check_stops(checks, options)
-    _check_ids(checks, options, vocab_size)
-    _check_mass(checks, options, stop_token_ids, vocab_size)
+    checks.in_range("sampling.logprobs", options.logprobs, 0, limits.operator.max_logprobs)
+    _check_stops(checks, options, limits.operator.max_stops)
+    _check_ids(checks, options, limits.vocab_size)
+    _check_mass(checks, options, stop_token_ids, limits.vocab_size)
 
 
 def _check_numbers(checks: _Checks, options: SamplingOptions) -> None:
@@ -205,13 +230,12 @@ def _check_numbers(checks: _Checks, options: SamplingOptions) -> None:
             checks.require(0 < value <= high, f"sampling.{name}", f"{value:g} is outside (0, {high:g}]")
     checks.in_range("sampling.presence_penalty", options.presence_penalty, -MAX_PENALTY, MAX_PENALTY)
     checks.in_range("sampling.frequency_penalty", options.frequency_penalty, -MAX_PENALTY, MAX_PENALTY)
-    checks.in_range("sampling.logprobs", options.logprobs, 0, MAX_LOGPROBS)
     checks.in_range("sampling.seed", options.seed, 0, MAX_SEED)
 
 
-def _check_stops(checks: _Checks, options: SamplingOptions) -> None:
+def _check_stops(checks: _Checks, options: SamplingOptions, max_stops: int) -> None:
     count = len(options.stop)
-    checks.require(count <= MAX_STOPS, "sampling.stop", _at_most(count, MAX_STOPS, "strings"))
+    checks.require(count <= max_stops, "sampling.stop", _at_most(count, max_stops, "strings"))
     for index, stop in enumerate(options.stop[:MAX_STOPS]):
         allowed = 1 <= len(stop) <= MAX_STOP_CHARACTERS
         description = f"{len(stop)} characters; 1 to {MAX_STOP_CHARACTERS}"
@@ -309,6 +333,10 @@ def _tokenise(request: GenerateRequest, tokenizer: Tokenizer, limits: ModelLimit
     if len(token_ids) > longest:
         limit = f"{_at_most(len(token_ids), longest, 'tokens')}, one less than the context"
         raise InvalidArgumentError.of(field, limit, Reason.CONTEXT_EXCEEDED)
+    allowed = limits.operator.max_prompt_tokens
+    if allowed is not None and len(token_ids) > allowed:
+        limit = f"{_at_most(len(token_ids), allowed, 'tokens')}, the operator's max_prompt_tokens"
+        raise InvalidArgumentError.of(field, limit)
     return token_ids
 
 
@@ -322,12 +350,15 @@ def _check_prompt_bytes(field: str, texts: Sequence[str], tokenizer: Tokenizer, 
         raise InvalidArgumentError.of(field, _at_most(size, limit, "bytes"))
 
 
-def _max_tokens(options: SamplingOptions, room: int) -> int:
-    max_tokens = room if options.max_tokens is None else options.max_tokens
+def _max_tokens(options: SamplingOptions, room: int, operator: OperatorLimits) -> int:
+    longest, whose = room, "the room that the prompt leaves in the context"
+    if operator.max_output_tokens is not None and operator.max_output_tokens < room:
+        longest, whose = operator.max_output_tokens, "the operator's max_output_tokens"
+    max_tokens = longest if options.max_tokens is None else options.max_tokens
     min_tokens = options.min_tokens or 0
     checks = _Checks()
-    in_room = f"{max_tokens} is outside 1 to {room}, the room that the prompt leaves in the context"
-    checks.require(1 <= max_tokens <= room, "sampling.max_tokens", in_room)
+    in_room = f"{max_tokens} is outside 1 to {longest}, {whose}"
+    checks.require(1 <= max_tokens <= longest, "sampling.max_tokens", in_room)
     above = f"{min_tokens} is outside 0 to {max_tokens}, max_tokens"
     checks.require(0 <= min_tokens <= max_tokens, "sampling.min_tokens", above)
     checks.finish()

@@ -90,7 +90,7 @@ class Announcer:
         told = ""
         while True:
             try:
-                async with connect(address, self._settings.max_message_bytes) as channel:
+                async with connect(address, self._settings.max_message_bytes, self._settings.mesh) as channel:
                     call = pb_grpc.ReplicaServiceStub(channel).Announce(self._announcements())
                     async for order in call:
                         _obey(order)

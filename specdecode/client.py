@@ -13,7 +13,7 @@ that is opened with `retries` makes requests again that were refused for want of
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Iterable
+from collections.abc import AsyncGenerator, Iterable
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
@@ -27,6 +27,7 @@ from specdecode.figures import Figures
 from specdecode.requests import EmittedToken, GenerateRequest, Piece, PolicyOptions, RouterStatus
 from specdecode.retries import Attempts, Retries
 from specdecode.serving import connect, error_from_rpc
+from specdecode.tls import ClientTls, why_refused
 from specdecode.types import FinishReason, RoundRecord, Usage
 from specdecode.v1 import router_service_pb2 as pb
 from specdecode.v1 import router_service_pb2_grpc as pb_grpc
@@ -39,11 +40,18 @@ MAX_MESSAGE_BYTES: int = ServiceSettings.model_fields["max_message_bytes"].defau
 class RouterClient:
     """One connection to a router, for any number of requests at once; made by `open`."""
 
-    def __init__(self, address: str, channel: grpc.aio.Channel, retries: Retries | None = None) -> None:
+    def __init__(
+        self,
+        address: str,
+        channel: grpc.aio.Channel,
+        retries: Retries | None = None,
+        api_key: str | None = None,
+    ) -> None:
         """`retries`: None makes each request once."""
         self.address = address
         self._retries = retries
         self._channel = channel
+        self._metadata = () if api_key is None else (("authorization", f"Bearer {api_key}"),)
         self._stub = pb_grpc.RouterServiceStub(channel)
 
     @classmethod
@@ -54,20 +62,28 @@ class RouterClient:
         connect_seconds: float = CONNECT_SECONDS,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
         retries: Retries | None = None,
+        tls: ClientTls | None = None,
+        api_key: str | None = None,
     ) -> Self:
         """Connects to `address` (host:port); without `retries` each request is made once.
 
+        Args:
+            tls: None: in plaintext.
+            api_key: sent with each call; keep it from connections without TLS that leave the machine.
         Raises:
             UnavailableError: nothing answers there, at once where the connection is refused.
+            InvalidArgumentError: certificates can't be read.
         """
-        channel = connect(address, max_message_bytes)
+        channel = connect(address, max_message_bytes, tls)
         try:
             async with asyncio.timeout(connect_seconds):
                 await _connected(channel)
         except (TimeoutError, ConnectionError):
             await channel.close()
-            raise UnavailableError(f"no router answers at {address}") from None
-        return cls(address, channel, retries)
+            reason = await why_refused(address, tls)
+            message = f"no router answers at {address}" if reason is None else f"router {address}: {reason}"
+            raise UnavailableError(message) from None
+        return cls(address, channel, retries, api_key)
 
     async def __aenter__(self) -> Self:
         return self
@@ -96,7 +112,7 @@ class RouterClient:
         message = message_of(request)
         while True:
             pause: float | None = None
-            call = self._stub.Generate(message, timeout=attempts.begin())
+            call = self._stub.Generate(message, timeout=attempts.begin(), metadata=self._metadata)
             try:
                 async for answer in call:
                     attempts.heard()
@@ -115,7 +131,7 @@ class RouterClient:
         Raises:
             SpecdecodeError: no answer within `timeout_seconds`, or a refusal.
         """
-        message = await _answer(self._stub.GetStatus(pb.GetStatusRequest(), timeout=timeout_seconds))
+        message = await self._answer(self._stub.GetStatus, pb.GetStatusRequest(), timeout_seconds)
         return wire.router_status_from_proto(message)
 
     async def get_figures(self, *, timeout_seconds: float = STATUS_SECONDS) -> tuple[Figures, ...]:
@@ -124,7 +140,7 @@ class RouterClient:
         Raises:
             SpecdecodeError: no answer within `timeout_seconds`, or a refusal.
         """
-        message = await _answer(self._stub.GetFigures(pb.GetFiguresRequest(), timeout=timeout_seconds))
+        message = await self._answer(self._stub.GetFigures, pb.GetFiguresRequest(), timeout_seconds)
         return tuple(map(wire.figures_from_proto, message.figures))
 
     async def get_policy(self, *, timeout_seconds: float = STATUS_SECONDS) -> PolicyOptions:
@@ -133,7 +149,7 @@ class RouterClient:
         Raises:
             SpecdecodeError: no answer within `timeout_seconds`, or a refusal.
         """
-        message = await _answer(self._stub.GetPolicy(pb.GetPolicyRequest(), timeout=timeout_seconds))
+        message = await self._answer(self._stub.GetPolicy, pb.GetPolicyRequest(), timeout_seconds)
         return wire.policy_from_proto(message.policy)
 
     async def set_policy(
@@ -149,15 +165,14 @@ class RouterClient:
             message = pb.SetPolicyRequest(policy=wire.policy_to_proto(options))
         except ValueError as error:  # integers outside 32 bits
             raise InvalidArgumentError.of("policy", str(error)) from None
-        answer = await _answer(self._stub.SetPolicy(message, timeout=timeout_seconds))
+        answer = await self._answer(self._stub.SetPolicy, message, timeout_seconds)
         return wire.policy_from_proto(answer.policy)
 
-
-async def _answer(call: Awaitable[Any]) -> Any:
-    try:
-        return await call
-    except grpc.aio.AioRpcError as error:
-        raise error_from_rpc(error) from None
+    async def _answer(self, method: Any, request: Any, seconds: float) -> Any:
+        try:
+            return await method(request, timeout=seconds, metadata=self._metadata)
+        except grpc.aio.AioRpcError as error:
+            raise error_from_rpc(error) from None
 
 
 def message_of(request: GenerateRequest) -> pb.GenerateRequest:

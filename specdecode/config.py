@@ -36,6 +36,8 @@ from pydantic_settings import (
 from specdecode import __version__
 from specdecode.cache import cache_root
 from specdecode.errors import FieldViolation, InvalidArgumentError
+from specdecode.requests import MAX_CHOICES, MAX_LOGPROBS, MAX_STOPS
+from specdecode.tls import ClientTls, Exposure, ServerTls, is_private
 from specdecode.types import MAX_DRAFT_TOKENS
 
 CONFIG_VARIABLE = "SPECDECODE_CONFIG"
@@ -85,6 +87,12 @@ def _check_address(address: str) -> str:
     return address
 
 
+def _check_names(names: tuple[str, ...]) -> tuple[str, ...]:
+    if not all(names):
+        raise ValueError("a name is empty")
+    return names
+
+
 def _check_endpoint(endpoint: str | None) -> str | None:
     if endpoint is not None:
         _check_address(re.sub("^https?://", "", endpoint))
@@ -114,6 +122,7 @@ OptionalInt = Annotated[int | None, BeforeValidator(_absent)]
 OptionalStr = Annotated[str | None, BeforeValidator(_absent)]
 Address = Annotated[str, AfterValidator(_check_address)]
 OptionalAddress = Annotated[Address | None, BeforeValidator(_absent)]
+Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split), AfterValidator(_check_names)]
 OptionalEndpoint = Annotated[str | None, AfterValidator(_check_endpoint), BeforeValidator(_absent)]
 Labels = Annotated[
     tuple[Annotated[str, AfterValidator(_check_label)], ...], NoDecode, BeforeValidator(_split_any)
@@ -162,6 +171,27 @@ class ServiceSettings(BaseSettings):
     drain_seconds: float = _real(30.0, "grace for running requests after SIGTERM", "seconds", 0, 3600)
     max_message_bytes: ByteSize = _size(16 * MIB, "largest message sent or received", 64 * 1024, GIB)
     log_level: LogLevel = _option("info", "least severe records that are logged")
+    log_format: Literal["text", "json"] = _option("text", "how they are written, one a line")
+    max_streams: int = _count(
+        Exposure.max_streams, "calls at once on one connection; more wait", "calls", 1, 2**20
+    )
+    reflection: bool = _option(True, "let anybody list the methods")
+    tls_cert: OptionalStr = _option(None, "PEM file of the certificate to listen with; none: no TLS")
+    tls_key: OptionalStr = _option(None, "PEM file of its private key")
+    tls_client_ca: OptionalStr = _option(
+        None, "PEM file of authorities that callers' certificates must be signed by; none asks for none"
+    )
+    tls_client_names: Names = _option(
+        (), "names in certificates of those who may call; without any all that the authority signed may"
+    )
+    health_port: OptionalInt = _option(
+        None,
+        "plaintext TCP port of health alone, for probes without a certificate, 0 for any free one",
+        "0 to 65535, or none",
+        ge=0,
+        le=65535,
+    )
+
     otlp_endpoint: OptionalEndpoint = _option(
         None, "collector that gets traces by OTLP over gRPC; none traces nothing", "host:port or URL, or none"
     )
@@ -171,6 +201,44 @@ class ServiceSettings(BaseSettings):
     metrics_port: OptionalInt = _count(
         None, "TCP port that Prometheus scrapes, 0 for any free one; none has none", "or none", 0, 65535
     )
+
+    mesh_ca: OptionalStr = _option(
+        None, "PEM file of the authority of the other services' certificates; none: no TLS to them"
+    )
+    mesh_cert: OptionalStr = _option(None, "PEM file of the certificate that they are shown")
+    mesh_key: OptionalStr = _option(None, "PEM file of its private key")
+    mesh_name: OptionalStr = _option(
+        None, "name expected in their certificates; none takes the host of each address"
+    )
+
+    @property
+    def mesh(self) -> ClientTls | None:
+        """How other services are called; None: in plaintext."""
+        if self.mesh_ca is None:
+            return None
+        return ClientTls(self.mesh_ca, self.mesh_cert, self.mesh_key, self.mesh_name)
+
+    @property
+    def exposure(self) -> Exposure:
+        """What the server shows, and to whom."""
+        tls = None
+        if self.tls_cert is not None and self.tls_key is not None:
+            tls = ServerTls(self.tls_cert, self.tls_key, self.tls_client_ca, self.tls_client_names)
+        return Exposure(tls, self.reflection, self.health_port, self.max_streams)
+
+    @model_validator(mode="after")
+    def _check_tls(self) -> Self:
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("tls_cert and tls_key belong together: set both, or none")
+        if self.tls_client_ca is not None and self.tls_cert is None:
+            raise ValueError("tls_client_ca needs tls_cert and tls_key")
+        if self.tls_client_names and self.tls_client_ca is None:
+            raise ValueError("tls_client_names needs tls_client_ca: names are believed when it signed them")
+        if (self.mesh_cert is None) != (self.mesh_key is None):
+            raise ValueError("mesh_cert and mesh_key belong together: set both, or none")
+        if self.mesh_ca is None and (self.mesh_cert is not None or self.mesh_name is not None):
+            raise ValueError("mesh_cert, mesh_key and mesh_name need mesh_ca")
+        return self
 
     @classmethod
     def settings_customise_sources(
@@ -245,6 +313,20 @@ class TargetSettings(ModelServiceSettings):
     draft_replicas: int = _count(0, "draft replicas placed by Ray beside them", "replicas", 0, 4096)
     tensor_parallel: int = _count(
         1, "ranks (processes, each with a GPU of its own) that the model is dealt out to", "ranks", 1, 64
+    )
+    max_replicas: OptionalInt = _count(
+        None, "target replicas up to which more are added under load; none: no more", "replicas", 1, 4096
+    )
+    scale_up_price: float = _real(
+        0.5,
+        "price λ, on the replicas' average, from which on another is added",
+        "emitted tokens",
+        0,
+        100,
+    )
+    scale_up_seconds: float = _real(15.0, "how long the load must be high first", "seconds", 0, 86400)
+    scale_down_seconds: float = _real(
+        300.0, "how long one must be idle before one is taken away, never below replicas", "seconds", 0, 86400
     )
     ray_address: OptionalStr = _option(
         None, "Ray cluster to join, host:port or auto; none starts one of this machine that ends with it"
@@ -334,6 +416,10 @@ class RouterSettings(ServiceSettings):
         "draft service; also watch://host:port, one of a registry's; none never speculates",
         "one host:port, or none",
     )
+    trust_draft: Literal["auto", "on", "off"] = _option(
+        "auto",
+        "believe q as the draft sends it; auto: of a draft with a mesh certificate or a private address",
+    )
     drafter: Literal["auto", "ngram", "suffix", "model"] = _option(
         "auto", "drafter of requests that name none; with auto all that are offered compete"
     )
@@ -361,8 +447,41 @@ class RouterSettings(ServiceSettings):
         0.006, "how long a client's text gathers, for each open request; 0.4 seconds at most", "seconds", 0, 1
     )
     max_requests: int = _count(1024, "requests at once; more are refused", "requests", 1, 2**20)
+    max_running: int = _count(
+        256, "choices on one target at once; more wait here, in fair turns", "choices", 1, 2**16
+    )
+    max_waiting_tokens: int = _count(
+        2**22, "prompt tokens of requests that wait; more are refused", "tokens", 1, 2**40
+    )
+    max_prompt_tokens: OptionalInt = _count(
+        None, "longest prompt; none: what the context holds", "tokens", 1, 2**24
+    )
+    max_output_tokens: OptionalInt = _count(
+        None, "longest output; none: what the context holds", "tokens", 1, 2**24
+    )
+    max_choices: int = _count(MAX_CHOICES, "choices of one request", "choices", 1, MAX_CHOICES)
+    max_stops: int = _count(MAX_STOPS, "stop strings of one request", "strings", 0, MAX_STOPS)
+    max_logprobs: int = _count(MAX_LOGPROBS, "logprobs beside each token", "logprobs", 0, MAX_LOGPROBS)
+    keys_path: OptionalStr = _option(None, "file of API keys (specdecode keys); none asks for none")
+    partition_caches: bool = _option(
+        True, "with keys: prefix cache and suffix memory of each tenant are its own"
+    )
+    park_seconds: float = _real(
+        2.0, "how long a text that its client does not read keeps its KV", "seconds", 0.01, 3600
+    )
+    stuck_seconds: float = _real(
+        60.0, "how long a client may read nothing before its request is ended", "seconds", 0.1, 86400
+    )
     max_prompt_bytes: ByteSize = _size(4 * MIB, "largest prompt", 1024, GIB)
     failover_seconds: float = _real(30.0, "how long a request waits for a target replica", "seconds", 0, 3600)
+    record_path: OptionalStr = _option(
+        None, "file that gets a JSON line for each request, without texts; none writes none"
+    )
+    record_bytes: ByteSize = _size(64 * MIB, "size at which that file becomes an older one", 1024, 2**40)
+    record_files: int = _count(5, "that are kept of it, the newest included", "files", 2, 1000)
+    record_tokens: bool = _option(
+        False, "write the ids of prompts and outputs as well, which `specdecode audit` needs"
+    )
     trace_detail: Literal["rounds", "events", "request"] = _option(
         "rounds",
         "what a trace tells of requests that do not say: rounds as spans, as events, or neither",
@@ -371,6 +490,24 @@ class RouterSettings(ServiceSettings):
     trace_slow_seconds: float = _real(
         30.0, "requests that take longer are traced in any case, as those that fail", "seconds", 0, 86400
     )
+
+    @model_validator(mode="after")
+    def _check_names(self) -> Self:
+        if self.tls_client_names and self.http_port is not None:
+            raise ValueError("tls_client_names holds for gRPC alone: set http_port to none")
+        return self
+
+    @property
+    def believes_draft(self) -> bool:
+        """Whether the draft service is the operator's own, or said to be."""
+        if self.trust_draft != "auto" or self.draft is None:
+            return self.trust_draft != "off"
+        return self.mesh_ca is not None or is_private(self.draft.removeprefix(WATCH_SCHEME))
+
+    @property
+    def keys_file(self) -> Path | None:
+        """Of the API keys; None: none are used."""
+        return None if self.keys_path is None else Path(self.keys_path)
 
     @property
     def estimates_file(self) -> Path | None:

@@ -36,6 +36,12 @@ class Reason(StrEnum):
     DEADLINE = "DEADLINE"
     CANCELLED = "CANCELLED"
     ENGINE_FAILED = "ENGINE_FAILED"
+    API_KEY_MISSING = "API_KEY_MISSING"
+    API_KEY_INVALID = "API_KEY_INVALID"
+    NOT_ALLOWED = "NOT_ALLOWED"
+    RATE_LIMITED = "RATE_LIMITED"
+    CLIENT_TOO_SLOW = "CLIENT_TOO_SLOW"
+    DEADLINE_TOO_SOON = "DEADLINE_TOO_SOON"
 
 
 @dataclass(frozen=True)
@@ -119,6 +125,20 @@ class DeadlineExceededError(SpecdecodeError):
 
     code = grpc.StatusCode.DEADLINE_EXCEEDED
     default_reason = Reason.DEADLINE
+
+
+class UnauthenticatedError(SpecdecodeError):
+    """The caller has not shown who it is."""
+
+    code = grpc.StatusCode.UNAUTHENTICATED
+    default_reason = Reason.API_KEY_INVALID
+
+
+class PermissionDeniedError(SpecdecodeError):
+    """It is known who calls, and they may not do this."""
+
+    code = grpc.StatusCode.PERMISSION_DENIED
+    default_reason = Reason.NOT_ALLOWED
 
 
 class CancelledError(SpecdecodeError):

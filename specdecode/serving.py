@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import os
 import queue
@@ -25,6 +26,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, Never, Protocol, TypeVar
 
 import grpc
@@ -35,6 +37,14 @@ from grpc_status import rpc_status
 
 from specdecode.errors import InternalError, InvalidArgumentError, Reason, SpecdecodeError
 from specdecode.health import HEALTH_SERVICE_NAME, Health
+from specdecode.tls import (
+    ClientTls,
+    Exposure,
+    NamedCallers,
+    ServerCertificates,
+    channel_credentials,
+    channel_options,
+)
 from specdecode.wire import error_from_proto, error_to_proto
 
 logger = logging.getLogger(__name__)
@@ -44,6 +54,7 @@ T = TypeVar("T")
 _KEEPALIVE_MS = 10_000
 _KEEPALIVE_TIMEOUT_MS = 5_000
 _MAX_METADATA_BYTES = 32 * 1024
+_HEALTH_MESSAGE_BYTES = 64 * 1024
 _STATUS_DETAILS_KEY = "grpc-status-details-bin"
 
 
@@ -62,33 +73,46 @@ def _common_options(max_message_bytes: int) -> list[tuple[str, int]]:
     ]
 
 
-def server_options(max_message_bytes: int) -> list[tuple[str, int]]:
+def server_options(max_message_bytes: int, max_streams: int = Exposure.max_streams) -> list[tuple[str, int]]:
     """Options of every server; `max_message_bytes` bounds a message in either direction."""
     return [
         *_common_options(max_message_bytes),
+        ("grpc.max_concurrent_streams", max_streams),
+        # Who pings more often is disconnected.
         ("grpc.http2.min_ping_interval_without_data_ms", _KEEPALIVE_MS // 2),
         # With it two servers could share a port, and each would get half of the calls.
         ("grpc.so_reuseport", 0),
     ]
 
 
-def connect(address: str, max_message_bytes: int) -> grpc.aio.Channel:
-    """A channel of its own connection to `address` (host:port), with the servers' limits and keepalive."""
-    return grpc.aio.insecure_channel(address, options=_channel_options(max_message_bytes))
+def connect(address: str, max_message_bytes: int, tls: ClientTls | None = None) -> grpc.aio.Channel:
+    """A channel of its own connection to `address` (host:port), with the servers' limits and keepalive.
+
+    Raises:
+        InvalidArgumentError: certificates can't be read.
+    """
+    options = _channel_options(max_message_bytes, tls)
+    if tls is None:
+        return grpc.aio.insecure_channel(address, options=options)
+    return grpc.aio.secure_channel(address, channel_credentials(tls), options=options)
 
 
-def connect_sync(address: str, max_message_bytes: int) -> grpc.Channel:
+def connect_sync(address: str, max_message_bytes: int, tls: ClientTls | None = None) -> grpc.Channel:
     """As `connect`, for programs without an event loop."""
-    return grpc.insecure_channel(address, options=_channel_options(max_message_bytes))
+    options = _channel_options(max_message_bytes, tls)
+    if tls is None:
+        return grpc.insecure_channel(address, options=options)
+    return grpc.secure_channel(address, channel_credentials(tls), options=options)
 
 
-def _channel_options(max_message_bytes: int) -> list[tuple[str, int]]:
+def _channel_options(max_message_bytes: int, tls: ClientTls | None) -> list[tuple[str, int | str]]:
     return [
         *_common_options(max_message_bytes),
         ("grpc.use_local_subchannel_pool", 1),
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.min_reconnect_backoff_ms", 1_000),
         ("grpc.max_reconnect_backoff_ms", 2_000),
+        *([] if tls is None else channel_options(tls)),
     ]
 
 
@@ -99,36 +123,58 @@ class Server:
         grpc: where servicers are registered, before `start`.
         draining: set when the service has begun to end.
         port: the port listened on, once started.
+        health_port: the port of health alone, once started; 0: there is none.
     """
 
-    def __init__(self, service_names: Sequence[str], max_message_bytes: int) -> None:
+    def __init__(
+        self, service_names: Sequence[str], max_message_bytes: int, exposure: Exposure | None = None
+    ) -> None:
         """Args: full names (`specdecode.v1.TargetService`) for health and reflection; bytes of a message."""
-        self.grpc = grpc.aio.server(options=server_options(max_message_bytes))
+        self._exposure = exposure or Exposure()
+        tls, options = self._exposure.tls, server_options(max_message_bytes, self._exposure.max_streams)
+        callers = [] if tls is None or not tls.client_names else [NamedCallers(tls.client_names, abort)]
+        self.grpc = grpc.aio.server(options=options, interceptors=callers)
         self.draining = asyncio.Event()
         self.port = 0
+        self.health_port = 0
+        self._certificates: ServerCertificates | None = None
         self._health = Health(("", *service_names))
         self._health.add_to(self.grpc)
-        reflection.enable_server_reflection(
-            (*service_names, HEALTH_SERVICE_NAME, reflection.SERVICE_NAME), self.grpc
-        )
+        self._health_beside: grpc.aio.Server | None = None
+        if self._exposure.reflection:
+            reflection.enable_server_reflection(
+                (*service_names, HEALTH_SERVICE_NAME, reflection.SERVICE_NAME), self.grpc
+            )
 
     async def start(self, host: str, port: int) -> int:
         """Listen, NOT_SERVING yet; the port (a free one for 0).
 
         Raises:
-            InvalidArgumentError: the address can't be listened on.
+            InvalidArgumentError: the address can't be listened on, or certificates can't be used.
         """
-        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         try:
-            _check_bindable(host, port)
-            self.port = self.grpc.add_insecure_port(address)
-        except (OSError, RuntimeError) as error:
+            if self._exposure.tls is not None:
+                self._certificates = ServerCertificates(self._exposure.tls)
+            self.port = _listen("port", self.grpc, host, port, self._certificates)
+            if self._exposure.health_port is not None:
+                await self._start_health(host, self._exposure.health_port)
+        except InvalidArgumentError:
             # A server that is dropped without this complains when the interpreter ends.
             await self.grpc.stop(None)
-            reason = error.strerror if isinstance(error, OSError) else str(error)
-            raise InvalidArgumentError.of("port", f"can't listen on {address}: {reason}") from None
+            raise
         await self.grpc.start()
         return self.port
+
+    async def _start_health(self, host: str, port: int) -> None:
+        beside = grpc.aio.server(options=server_options(_HEALTH_MESSAGE_BYTES, self._exposure.max_streams))
+        self._health.add_to(beside)
+        try:
+            self.health_port = _listen("health_port", beside, host, port, None)
+        except InvalidArgumentError:
+            await beside.stop(None)
+            raise
+        await beside.start()
+        self._health_beside = beside
 
     def set_serving(self) -> None:
         """Tell health checks that requests can be answered from now on."""
@@ -143,6 +189,22 @@ class Server:
         self._health.drain()
         self.draining.set()
         await self.grpc.stop(grace)
+        if self._health_beside is not None:
+            await self._health_beside.stop(None)
+
+
+def _listen(
+    field: str, server: grpc.aio.Server, host: str, port: int, certificates: ServerCertificates | None
+) -> int:
+    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    try:
+        _check_bindable(host, port)
+        if certificates is None:
+            return server.add_insecure_port(address)
+        return server.add_secure_port(address, certificates.credentials)
+    except (OSError, RuntimeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise InvalidArgumentError.of(field, f"can't listen on {address}: {reason}") from None
 
 
 def _check_bindable(host: str, port: int) -> None:
@@ -405,13 +467,38 @@ class _LineFormatter(logging.Formatter):
         return super().formatMessage(record).replace("\r", "\\r").replace("\n", "\\n")
 
 
-def configure_logging(service: str, level: str) -> None:
-    """Log to stderr, one line a record, from `level` (debug, info, warning, error) up."""
+class _JsonFormatter(logging.Formatter):
+    """One JSON object a record; what a record has in `fields` are fields of their own."""
+
+    def __init__(self, service: str) -> None:
+        super().__init__()
+        self._service = service
+
+    def format(self, record: logging.LogRecord) -> str:
+        when = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        told: dict[str, object] = {
+            "time": when,
+            "level": record.levelname.lower(),
+            "service": self._service,
+            "logger": record.name,
+            "message": record.getMessage(),
+            **getattr(record, "fields", {}),
+        }
+        if record.exc_info:
+            told["exception"] = self.formatException(record.exc_info)
+        return json.dumps(told, ensure_ascii=False, default=str)
+
+
+def configure_logging(service: str, level: str, style: str = "text") -> None:
+    """Log to stderr, one line a record, from `level` (debug, info, warning, error) up.
+
+    `style`: text, or json.
+    """
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_LineFormatter(service))
+    handler.setFormatter(_JsonFormatter(service) if style == "json" else _LineFormatter(service))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     for name in _QUIET:
         logging.getLogger(name).setLevel(logging.WARNING)

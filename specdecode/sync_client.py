@@ -24,6 +24,7 @@ from specdecode.figures import Figures
 from specdecode.requests import GenerateRequest, Piece, PolicyOptions, RouterStatus
 from specdecode.retries import Attempts, Retries
 from specdecode.serving import connect_sync, error_from_rpc
+from specdecode.tls import ClientTls
 from specdecode.v1 import router_service_pb2 as pb
 from specdecode.v1 import router_service_pb2_grpc as pb_grpc
 
@@ -31,8 +32,11 @@ from specdecode.v1 import router_service_pb2_grpc as pb_grpc
 class SyncRouterClient:
     """One connection to a router, for any number of requests at once; made by `open`."""
 
-    def __init__(self, address: str, channel: grpc.Channel, retries: Retries | None = None) -> None:
+    def __init__(
+        self, address: str, channel: grpc.Channel, retries: Retries | None = None, api_key: str | None = None
+    ) -> None:
         """`retries`: None makes each request once."""
+        self._metadata = () if api_key is None else (("authorization", f"Bearer {api_key}"),)
         self.address = address
         self._retries = retries
         self._channel = channel
@@ -46,19 +50,22 @@ class SyncRouterClient:
         connect_seconds: float = CONNECT_SECONDS,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
         retries: Retries | None = None,
+        tls: ClientTls | None = None,
+        api_key: str | None = None,
     ) -> Self:
-        """Connects to `address` (host:port); without `retries` each request is made once.
+        """Connects to `address` (host:port); arguments are those of `RouterClient.open`.
 
         Raises:
             UnavailableError: nothing answers there within `connect_seconds`.
+            InvalidArgumentError: certificates can't be read.
         """
-        channel = connect_sync(address, max_message_bytes)
+        channel = connect_sync(address, max_message_bytes, tls)
         try:
             grpc.channel_ready_future(channel).result(connect_seconds)
         except grpc.FutureTimeoutError:
             channel.close()
             raise UnavailableError(f"no router answers at {address}") from None
-        return cls(address, channel, retries)
+        return cls(address, channel, retries, api_key)
 
     def __enter__(self) -> Self:
         return self
@@ -80,7 +87,7 @@ class SyncRouterClient:
         message = message_of(request)
         while True:
             pause: float | None = None
-            call = self._stub.Generate(message, timeout=attempts.begin())
+            call = self._stub.Generate(message, timeout=attempts.begin(), metadata=self._metadata)
             try:
                 for answer in call:
                     attempts.heard()
@@ -95,17 +102,17 @@ class SyncRouterClient:
 
     def get_status(self, *, timeout_seconds: float = STATUS_SECONDS) -> RouterStatus:
         """As `RouterClient.get_status`."""
-        message = _answer(self._stub.GetStatus, pb.GetStatusRequest(), timeout_seconds)
+        message = self._answer(self._stub.GetStatus, pb.GetStatusRequest(), timeout_seconds)
         return wire.router_status_from_proto(message)
 
     def get_figures(self, *, timeout_seconds: float = STATUS_SECONDS) -> tuple[Figures, ...]:
         """As `RouterClient.get_figures`."""
-        message = _answer(self._stub.GetFigures, pb.GetFiguresRequest(), timeout_seconds)
+        message = self._answer(self._stub.GetFigures, pb.GetFiguresRequest(), timeout_seconds)
         return tuple(map(wire.figures_from_proto, message.figures))
 
     def get_policy(self, *, timeout_seconds: float = STATUS_SECONDS) -> PolicyOptions:
         """As `RouterClient.get_policy`."""
-        message = _answer(self._stub.GetPolicy, pb.GetPolicyRequest(), timeout_seconds)
+        message = self._answer(self._stub.GetPolicy, pb.GetPolicyRequest(), timeout_seconds)
         return wire.policy_from_proto(message.policy)
 
     def set_policy(self, options: PolicyOptions, *, timeout_seconds: float = STATUS_SECONDS) -> PolicyOptions:
@@ -114,14 +121,13 @@ class SyncRouterClient:
             message = pb.SetPolicyRequest(policy=wire.policy_to_proto(options))
         except ValueError as error:  # integers outside 32 bits
             raise InvalidArgumentError.of("policy", str(error)) from None
-        return wire.policy_from_proto(_answer(self._stub.SetPolicy, message, timeout_seconds).policy)
+        return wire.policy_from_proto(self._answer(self._stub.SetPolicy, message, timeout_seconds).policy)
 
-
-def _answer(method: Callable[..., Any], message: Any, timeout_seconds: float) -> Any:
-    try:
-        return method(message, timeout=timeout_seconds)
-    except grpc.RpcError as error:
-        raise _error_of(error) from None
+    def _answer(self, method: Callable[..., Any], message: Any, timeout_seconds: float) -> Any:
+        try:
+            return method(message, timeout=timeout_seconds, metadata=self._metadata)
+        except grpc.RpcError as error:
+            raise _error_of(error) from None
 
 
 def _error_of(error: grpc.RpcError) -> SpecdecodeError:

@@ -16,11 +16,11 @@ import torch
 from specdecode import __version__, models, tokenizer
 from specdecode.announcing import Announcer
 from specdecode.config import TargetSettings, load_settings
-from specdecode.errors import FailedPreconditionError
+from specdecode.errors import FailedPreconditionError, SpecdecodeError
 from specdecode.replicas import ReplicaRole
 from specdecode.serving import Running, Server, configure_logging, on_main_thread, run_until_signalled
 from specdecode.telemetry import Tracing, start_tracing
-from specdecode.telemetry.meters import Meters
+from specdecode.telemetry.meters import Meters, close_telemetry
 from specdecode.types import DecodeFrame, Lease, Method, ModelInfo, OpenSequence, SamplingParams
 from specdecode.v1 import target_service_pb2_grpc as pb_grpc
 from target_service.calibration import Recalibration, calibrate
@@ -104,7 +104,7 @@ async def start(settings: TargetSettings) -> Running:
     """
     if settings.replicas:
         return await _fleet_starter()(settings)
-    server = Server([SERVICE_NAME], settings.max_message_bytes)
+    server = Server([SERVICE_NAME], settings.max_message_bytes, settings.exposure)
     announcer = Announcer(settings, ReplicaRole.TARGET, server)
     announcer.start()
     try:
@@ -141,7 +141,11 @@ async def _start_replica(settings: TargetSettings, server: Server, announcer: An
     servicer = TargetServicer(loop, replica.info, server.draining, settings.max_message_bytes)
     pb_grpc.add_TargetServiceServicer_to_server(servicer, server.grpc)
     port = await server.start(settings.host, settings.port)
-    meters = Meters(settings, lambda: engine.counts.families(engine.load, engine.costs))
+    try:
+        meters = Meters(settings, lambda: engine.counts.families(engine.load, engine.costs))
+    except SpecdecodeError:
+        await server.drain(None)
+        raise
     running = on_main_thread(loop.run)
     server.set_serving()
     announcer.load = lambda: loop.load
@@ -156,21 +160,15 @@ async def _start_replica(settings: TargetSettings, server: Server, announcer: An
         await asyncio.to_thread(loop.stop)
         await asyncio.to_thread(replica.stop)
         await announcer.stop()
-        await asyncio.to_thread(_close, tracing, meters)
+        await asyncio.to_thread(close_telemetry, tracing, meters)
 
     return Running(server, on_stopped=stop, watched=running)
-
-
-def _close(tracing: Tracing | None, meters: Meters) -> None:
-    meters.close()
-    if tracing is not None:
-        tracing.close()
 
 
 def main() -> int:
     """Runs the service; the exit code."""
     settings = load_settings(TargetSettings, sys.argv[1:])
-    configure_logging("target", settings.log_level)
+    configure_logging("target", settings.log_level, settings.log_format)
     return run_until_signalled(partial(start, settings), settings.drain_seconds)
 
 

@@ -6,6 +6,7 @@ back. After every step each sequence's KV covers all committed tokens but the ne
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -17,6 +18,7 @@ from torch import Tensor
 from specdecode.cost_tables import StepCosts
 from specdecode.errors import (
     DeadlineExceededError,
+    InternalError,
     InvalidArgumentError,
     NotFoundError,
     Reason,
@@ -41,7 +43,17 @@ from target_service.sequence import SequenceKey, TargetSequence, Work
 from target_service.tracing import Step, StepTracer
 from target_service.verify import Outcome, Verifier, first_rows, window_logprobs
 
+log = logging.getLogger("target_service")
+
+_GOES_ON = "a sequence failed; the others go on"
+_MAX_FAILED_STEPS = 5
+"""Of single sequences in a row: one is its own fault, so many are the engine's."""
+
 Order = TypeVar("Order")
+
+
+class EngineFailedError(Exception):
+    """The engine is beyond help: the replica ends, and its router has its sequences go on elsewhere."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +100,7 @@ class Engine:
         self._verifier = Verifier(generator or _entropy(), lm.model.kernels)
         self._clock = clock
         self._trust_draft = trust_draft
+        self._num_failed_steps = 0
         self._tracer = tracer
         self._step = 0
         self._notices: list[tuple[SequenceKey, StepResult]] = []
@@ -175,20 +188,19 @@ class Engine:
             raise AssertionError("a sequence is neither running nor waiting")
 
     def _run(self, works: Sequence[Work], began: float) -> list[tuple[SequenceKey, StepResult]]:
-        logits = self.lm.forward([work.chunk for work in works])
+        works, logits = self._forward(works)
         forward_done = self._clock()
         windows = [work for work in works if work.has_window]
-        outcomes = self._verifier.verify(logits, windows) if windows else []
+        outcomes = self._verify(logits, windows) if windows else []
         verify_done = self._clock()
         results: list[tuple[SequenceKey, StepResult]] = []
-        try:
-            for work, outcome, row in zip(windows, outcomes, first_rows(windows), strict=True):
-                rows = logits[row : row + work.chunk.num_logits]
+        for work, outcome, row in zip(windows, outcomes, first_rows(windows), strict=True):
+            rows = logits[row : row + work.chunk.num_logits]
+            try:
                 results.append((work.sequence.key, self._commit(work, outcome, rows, began)))
-        except Exception:
-            # Of what has ended nothing else is left: its router would wait for ever.
-            self._notices += results
-            raise
+            except Exception:
+                log.exception(_GOES_ON)
+                self._fail(work.sequence.key, _failure())
         for work in works:
             work.sequence.last_step = self._step
             if work.sequence.key in self.sequences:
@@ -199,6 +211,54 @@ class Engine:
         if self._tracer is not None:
             self._tracer.stepped(Step(self._step + 1, began, done, works, dict(results)))
         return results
+
+    def _forward(self, works: Sequence[Work]) -> tuple[Sequence[Work], Tensor]:
+        """The step's logits. If it fails, each work is tried by itself: who fails alone, ends alone.
+
+        Raises:
+            EngineFailedError: none of several works can be run, or time after time none at all.
+        """
+        try:
+            logits = self.lm.forward([work.chunk for work in works])
+            self._num_failed_steps = 0
+            return works, logits
+        except Exception:
+            log.exception("a step of %d sequences failed; each is tried by itself", len(works))
+        done: list[Work] = []
+        rows: list[Tensor] = []
+        for work in works:
+            try:
+                rows.append(self.lm.forward([work.chunk]))
+            except Exception:
+                log.exception(_GOES_ON)
+            else:
+                done.append(work)
+        self._num_failed_steps = 0 if done else self._num_failed_steps + 1
+        if not done and (len(works) > 1 or self._num_failed_steps >= _MAX_FAILED_STEPS):
+            raise EngineFailedError(f"none of {len(works)} sequences could be run")
+        for work in works:
+            if work not in done:
+                self._fail(work.sequence.key, _failure())
+        return done, torch.cat(rows) if rows else torch.empty(0)
+
+    def _verify(
+        self,
+        logits: Tensor,  # [R, vocab_size]
+        windows: Sequence[Work],
+    ) -> list[Outcome]:
+        """One outcome a window; as `_forward`, where it fails. What was drawn for all of them is not used."""
+        try:
+            return self._verifier.verify(logits, windows)
+        except Exception:
+            log.exception("verifying %d windows failed; each is tried by itself", len(windows))
+        outcomes: list[Outcome] = []
+        for work, row in zip(windows, first_rows(windows), strict=True):
+            try:
+                outcomes += self._verifier.verify(logits[row : row + work.chunk.num_logits], [work])
+            except Exception:
+                log.exception(_GOES_ON)
+                outcomes.append(Outcome([], error=_failure()))
+        return outcomes
 
     def _forget(self, key: SequenceKey) -> TargetSequence | None:
         sequence = self.sequences.pop(key, None)
@@ -358,6 +418,10 @@ class Engine:
             num_blocks=pool.num_blocks,
             step_seconds=seconds,
         )
+
+
+def _failure() -> InternalError:
+    return InternalError("the engine failed at this sequence; the service's log has the details")
 
 
 def _entropy() -> torch.Generator:

@@ -11,10 +11,11 @@ from itertools import count
 
 from specdecode.announcing import reachable
 from specdecode.config import DraftSettings, ModelServiceSettings, TargetSettings, read_settings
-from specdecode.errors import FailedPreconditionError, SpecdecodeError
+from specdecode.errors import FailedPreconditionError, InvalidArgumentError, SpecdecodeError
 from specdecode.replicas import Replica, ReplicaRole, ReplicaState, Scale
 from specdecode.serving import Running, Server, on_main_thread
 from specdecode.v1 import replica_service_pb2_grpc as pb_grpc
+from target_service.autoscaling import Autoscaler, ScalingRule
 from target_service.cluster import Cluster, Demand
 from target_service.registry import SERVICE_NAME, Registry, ReplicaServicer
 
@@ -25,6 +26,7 @@ _LONGEST_PAUSE_SECONDS = 60.0
 _OVERTIME_SECONDS = 5.0
 """How long after its own grace a replica may take to end before it is killed."""
 _GPU_PROFILE_ACCELERATOR = "H100"
+_LOOK_SECONDS = 1.0
 _ENDLESS_SECONDS = 1e9
 
 
@@ -176,14 +178,51 @@ class Fleet:
                 pool.scale(number)
         return Scale(self._targets.size, self._drafts.size)
 
+    async def autoscale(self) -> None:
+        """Until no replica is wanted; ends at once where their number is to stay."""
+        rule = scaling_rule(self._settings)
+        if rule is None:
+            return
+        scaler = Autoscaler(rule)
+        while size := self._targets.size:  # none is wanted once the fleet drains
+            loads = [replica.load for replica in self._ready_targets() if replica.load is not None]
+            wanted = scaler.wanted(asyncio.get_running_loop().time(), size, loads)
+            if wanted != size:
+                logger.info("%d target replicas from now on, %d before", wanted, size)
+                self._targets.scale(wanted)
+            await asyncio.sleep(_LOOK_SECONDS)
+
     async def stop(self) -> None:
         """Ends all replicas and leaves the cluster."""
         await asyncio.gather(*(pool.stop(_OVERTIME_SECONDS) for pool in (self._targets, self._drafts)))
         await self._cluster.close()
 
     def _has_ready_target(self) -> bool:
+        return bool(self._ready_targets())
+
+    def _ready_targets(self) -> list[Replica]:
         replicas = self._registry.replicas.values()
-        return any(r.role is ReplicaRole.TARGET and r.state is ReplicaState.READY for r in replicas)
+        return [r for r in replicas if r.role is ReplicaRole.TARGET and r.state is ReplicaState.READY]
+
+
+def scaling_rule(settings: TargetSettings) -> ScalingRule | None:
+    """When target replicas are added and taken away; None: never.
+
+    Raises:
+        InvalidArgumentError: fewer replicas at most than at start.
+    """
+    if settings.max_replicas is None:
+        return None
+    if settings.max_replicas < settings.replicas:
+        limit = f"{settings.max_replicas} is below replicas, {settings.replicas}"
+        raise InvalidArgumentError.of("max_replicas", limit)
+    return ScalingRule(
+        least=settings.replicas,
+        most=settings.max_replicas,
+        high_price=settings.scale_up_price,
+        up_seconds=settings.scale_up_seconds,
+        down_seconds=settings.scale_down_seconds,
+    )
 
 
 def target_kind(settings: TargetSettings, registry: str) -> Kind:
@@ -222,10 +261,11 @@ async def start_fleet(settings: TargetSettings) -> Running:
     Raises:
         SpecdecodeError: no cluster, no place for a replica, or a replica that can't start.
     """
+    scaling_rule(settings)  # refused before anything starts
     # First: it forks, which a process that listens by gRPC should not.
     cluster = await Cluster.connect(settings.ray_address)
     await on_main_thread(_take_signals_back)
-    server = Server([SERVICE_NAME], settings.max_message_bytes)
+    server = Server([SERVICE_NAME], settings.max_message_bytes, settings.exposure)
     registry = Registry()
     fleets: list[Fleet] = []
 
@@ -250,10 +290,12 @@ async def start_fleet(settings: TargetSettings) -> Running:
         await fleet.stop()
         raise
     server.set_serving()
+    scaling = asyncio.create_task(fleet.autoscale())
     logger.info("registry of %d target replicas on %s:%d", settings.replicas, settings.host, port)
 
     async def stop() -> None:
         draining.cancel()
+        scaling.cancel()
         await fleet.stop()
 
     return Running(server, on_stopped=stop)

@@ -15,7 +15,7 @@ from specdecode.cost_tables import StepCosts
 from specdecode.errors import InternalError, Reason, UnavailableError
 from specdecode.types import DecodeFrame, LoadSnapshot, StepFrame, StepResult
 from target_service.calibration import Recalibration
-from target_service.engine import Engine, StepOutcome
+from target_service.engine import Engine, EngineFailedError, StepOutcome
 from target_service.frames import HELD_ON_CORES_SECONDS, HeldFrames
 from target_service.sequence import SequenceKey
 
@@ -215,6 +215,8 @@ class EngineLoop:
     def _step(self) -> StepOutcome:
         try:
             return self._engine.step()
+        except EngineFailedError:
+            raise
         except Exception:
             log.exception("a step failed; every open sequence ends with ENGINE_FAILED")
             self._engine.fail_all(InternalError("the engine failed in this step"))

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator
+from concurrent.futures import Future
 from contextlib import aclosing
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from specdecode import wire
-from specdecode.errors import SpecdecodeError
+from specdecode.errors import InvalidArgumentError, Reason, SpecdecodeError, UnavailableError
 from specdecode.serving import aborting
 from specdecode.types import ModelInfo, StepFrame
 from specdecode.v1 import target_service_pb2 as pb
@@ -37,6 +40,9 @@ class TargetServicer(pb_grpc.TargetServiceServicer):  # type: ignore[misc]
         self._info = info
         self._draining = draining
         self._max_message_bytes = max_message_bytes
+        self._outboxes: set[Outbox] = set()
+        self._events: asyncio.AbstractEventLoop | None = None
+        loop.ended.add_done_callback(self._on_engine_ended)
 
     async def GetTargetModel(
         self,
@@ -67,11 +73,15 @@ class TargetServicer(pb_grpc.TargetServiceServicer):  # type: ignore[misc]
 
     async def _frames(self, requests: AsyncIterator[pb.DecodeRequest]) -> AsyncGenerator[StepFrame]:
         outbox = Outbox()
-        post = asyncio.get_running_loop().call_soon_threadsafe
+        self._events = asyncio.get_running_loop()
+        post = self._events.call_soon_threadsafe
 
         def deliver(frame: StepFrame | None) -> None:
             post(outbox.put, frame)
 
+        self._outboxes.add(outbox)
+        if self._loop.ended.done():
+            self._end_all()
         stream = self._loop.open_stream(deliver)
         tasks = [
             asyncio.create_task(self._read(requests, stream, outbox)),
@@ -83,6 +93,7 @@ class TargetServicer(pb_grpc.TargetServiceServicer):  # type: ignore[misc]
         finally:
             for task in tasks:
                 task.cancel()
+            self._outboxes.discard(outbox)
             self._loop.close_stream(stream)
 
     async def _read(self, requests: AsyncIterator[pb.DecodeRequest], stream: int, outbox: Outbox) -> None:
@@ -91,8 +102,20 @@ class TargetServicer(pb_grpc.TargetServiceServicer):  # type: ignore[misc]
             async for request in requests:
                 self._loop.submit(stream, wire.decode_frame_from_proto(request))
             outbox.end()
+        except DecodeError:
+            outbox.end(InvalidArgumentError.of("request", "is no DecodeRequest"))
         except SpecdecodeError as error:
             outbox.end(error)
+
+    def _on_engine_ended(self, ended: Future[None]) -> None:
+        """In the engine's thread: routers must not wait for what will never come."""
+        with contextlib.suppress(RuntimeError):  # the event loop has ended as well
+            if self._events is not None:
+                self._events.call_soon_threadsafe(self._end_all)
+
+    def _end_all(self) -> None:
+        for outbox in self._outboxes:
+            outbox.end(UnavailableError("the engine has ended", reason=Reason.REPLICA_LOST))
 
     async def _drain(self) -> None:
         await self._draining.wait()

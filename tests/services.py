@@ -30,7 +30,8 @@ from specdecode.errors import SpecdecodeError
 from specdecode.requests import EmittedToken, Piece
 from specdecode.serving import Running, Server, connect
 from specdecode.telemetry import Tracing, start_tracing
-from specdecode.telemetry.meters import Meters
+from specdecode.telemetry.meters import Meters, close_telemetry
+from specdecode.tls import ClientTls
 from specdecode.types import DrafterKind, FinishReason, RoundRecord, Usage
 from specdecode.v1 import draft_service_pb2_grpc as draft_grpc
 from specdecode.v1 import router_service_pb2 as pb
@@ -138,7 +139,9 @@ class Target:
         if self.server.draining.is_set():
             return
         await self.server.drain(None)
-        await asyncio.to_thread(target_main._stop, self.loop, self.tracing, self.meters)
+        await asyncio.to_thread(self.loop.stop)
+        await asyncio.to_thread(self.replica.stop)
+        await asyncio.to_thread(close_telemetry, self.tracing, self.meters)
 
 
 @dataclass
@@ -172,7 +175,8 @@ class Drafts:
         if self.server.draining.is_set():
             return
         await self.server.drain(None)
-        await asyncio.to_thread(draft_main._stop, self.loop, self.tracing, self.meters)
+        await asyncio.to_thread(self.loop.stop)
+        await asyncio.to_thread(close_telemetry, self.tracing, self.meters)
 
 
 async def start_target(
@@ -196,7 +200,7 @@ async def start_target(
     if costs is not None:
         replica.engine.meter.match.measured(costs)
     again = recalibration_seconds and Recalibration(replica.engine, recalibration_seconds)
-    server = Server([target_main.SERVICE_NAME], chosen.max_message_bytes)
+    server = Server([target_main.SERVICE_NAME], chosen.max_message_bytes, chosen.exposure)
     loop = EngineLoop(replica.engine, again or None)
     servicer = TargetServicer(loop, replica.info, server.draining, chosen.max_message_bytes)
     target_grpc.add_TargetServiceServicer_to_server(servicer, server.grpc)
@@ -215,7 +219,7 @@ async def start_drafts(
     fixed = {"num_blocks": 64, "dtype": "float32", "num_threads": 1, "ngram_min": 1}
     chosen = DraftSettings(**(fixed | settings), model=None if model is None else str(model))
     offer = await asyncio.to_thread(draft_main.build_offer, chosen)
-    server = Server([draft_main.SERVICE_NAME], chosen.max_message_bytes)
+    server = Server([draft_main.SERVICE_NAME], chosen.max_message_bytes, chosen.exposure)
     tracing = start_tracing(chosen)
     loop = DraftLoop(offer.drafters, chosen.max_sequences, None if tracing is None else DraftTracer(tracing))
     servicer = DraftServicer(loop, offer.info, server.draining, chosen.max_message_bytes, costs or {})
@@ -229,9 +233,9 @@ async def start_drafts(
 class RouterUnderTest:
     """A router in this process and a client's connection to it."""
 
-    def __init__(self, running: Running, max_message_bytes: int) -> None:
+    def __init__(self, running: Running, max_message_bytes: int, tls: ClientTls | None = None) -> None:
         self.running = running
-        self.channel = connect(f"127.0.0.1:{running.server.port}", max_message_bytes)
+        self.channel = connect(f"127.0.0.1:{running.server.port}", max_message_bytes, tls)
         self.stub = router_grpc.RouterServiceStub(self.channel)
 
     @property
@@ -257,13 +261,13 @@ class RouterUnderTest:
 
 
 async def start_router(
-    model: Path, targets: list[str], draft: str | None, **settings: Any
+    model: Path, targets: list[str], draft: str | None, tls: ClientTls | None = None, **settings: Any
 ) -> RouterUnderTest:
-    """A router that has found its target."""
+    """A router that has found its target; `tls` is how the client calls it."""
     fixed = {"estimates_path": None, "port": 0, "http_port": None}
     chosen = RouterSettings(**(fixed | settings), model=str(model), targets=tuple(targets), draft=draft)
     running = await asyncio.wait_for(router_main.start(chosen), DEADLINE)
-    return RouterUnderTest(running, chosen.max_message_bytes)
+    return RouterUnderTest(running, chosen.max_message_bytes, tls)
 
 
 @dataclass

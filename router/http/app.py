@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import Depends, FastAPI, Request
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
@@ -21,6 +21,8 @@ from specdecode.errors import InternalError, SpecdecodeError
 Handler = Callable[..., Awaitable[Response]]
 
 _REFERENCE = "#/components/schemas/{model}"
+_OPEN = ("/health", "/version", "/page/{name}")
+"""What needs no key: probes, and files that everybody has."""
 _CODES = {404: "path_not_found", 405: "method_not_allowed"}
 _BODIES: dict[str, type[BaseModel]] = {
     "/v1/chat/completions": bodies.ChatBody,
@@ -50,15 +52,17 @@ def build_app(front: HttpFront) -> FastAPI:
         "/v1/models": front.models,
         "/v1/models/{name:path}": front.model,
         "/health": front.health,
+        "/metrics": front.metrics,
         "/version": front.version,
         "/specdecode/state": front.state,
         "/specdecode/plan": front.plan,
         "/page/{name}": front.page,
     }
+    known = [Depends(front.identify)]
     for path, handler in posts.items():
-        app.add_api_route(path, handler, methods=["POST"], openapi_extra=_described(path))
+        app.add_api_route(path, handler, methods=["POST"], openapi_extra=_described(path), dependencies=known)
     for path, handler in gets.items():
-        app.add_api_route(path, handler, methods=["GET"])
+        app.add_api_route(path, handler, methods=["GET"], dependencies=[] if path in _OPEN else known)
     app.add_api_route("/", front.index, methods=["GET"], include_in_schema=False)
     app.add_exception_handler(SpecdecodeError, _on_error)
     app.add_exception_handler(RefusedError, _on_refusal)

@@ -204,6 +204,9 @@ class Message(_Body):
     name: str | None = None
 
 
+Messages = Annotated[tuple[Message, ...], Field(strict=False, min_length=1, max_length=MAX_CHAT_MESSAGES)]
+
+
 class Function(_Body):
     """A function that may be called."""
 
@@ -222,7 +225,7 @@ class ToolBody(_Body):
 class ChatBody(_GenerationBody):
     """`POST /v1/chat/completions`."""
 
-    messages: Annotated[tuple[Message, ...], Field(strict=False, min_length=1, max_length=MAX_CHAT_MESSAGES)]
+    messages: Messages
     max_completion_tokens: int | None = None
     logprobs: bool | None = False
     top_logprobs: int | None = None
@@ -237,7 +240,7 @@ class TokenizeBody(_Body):
 
     model: str = ""
     prompt: str | None = None
-    messages: Annotated[tuple[Message, ...], Field(strict=False, max_length=MAX_CHAT_MESSAGES)] | None = None
+    messages: Messages | None = None
     tools: Annotated[tuple[ToolBody, ...], Field(strict=False, max_length=MAX_TOOLS)] | None = None
     add_special_tokens: bool = True
     return_token_strs: bool = False

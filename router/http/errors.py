@@ -18,6 +18,8 @@ CLIENT_GONE = 499
 _STATUSES = {
     grpc.StatusCode.INVALID_ARGUMENT: 400,
     grpc.StatusCode.FAILED_PRECONDITION: 400,
+    grpc.StatusCode.UNAUTHENTICATED: 401,
+    grpc.StatusCode.PERMISSION_DENIED: 403,
     grpc.StatusCode.NOT_FOUND: 404,
     grpc.StatusCode.RESOURCE_EXHAUSTED: 429,
     grpc.StatusCode.CANCELLED: CLIENT_GONE,
@@ -27,7 +29,11 @@ _STATUSES = {
 # Trying again, which clients do by themselves at 429, would not help.
 _STATUSES_BY_REASON = {Reason.KV_TOO_SMALL: 400, Reason.INVALID_ARGUMENT: 400}
 # What clients look for.
-_CODES = {Reason.CONTEXT_EXCEEDED: "context_length_exceeded"}
+_CODES = {
+    Reason.CONTEXT_EXCEEDED: "context_length_exceeded",
+    Reason.API_KEY_INVALID: "invalid_api_key",
+    Reason.RATE_LIMITED: "rate_limit_exceeded",
+}
 _TYPES = {404: "not_found_error", 429: "rate_limit_error"}
 
 _PARAMS = (
@@ -63,6 +69,8 @@ def refusal_of(error: SpecdecodeError) -> Refusal:
     headers = {}
     if error.retry_after is not None:
         headers["retry-after"] = str(math.ceil(error.retry_after))
+    if status == 401:
+        headers["www-authenticate"] = "Bearer"
     code = _CODES.get(error.reason, error.reason.lower())
     return refused(status, error.message, code, param, headers)
 

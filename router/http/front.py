@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any
 
 from fastapi import HTTPException, Request
 from starlette.responses import Response
 
+from router.access import Access, Caller
 from router.http import bodies
 from router.http.asking import Asked, asked_by_chat, asked_by_completion, chat_prompt
 from router.http.errors import in_clients_words
@@ -27,8 +29,11 @@ from specdecode import __version__
 from specdecode.client import Completion
 from specdecode.config import RouterSettings
 from specdecode.errors import InvalidArgumentError, NotFoundError, SpecdecodeError
+from specdecode.telemetry.exposition import render
 
 IGNORED_HEADER = "x-specdecode-ignored"
+_FIELD = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_MAX_IGNORED = 16
 
 
 class HttpFront:
@@ -38,14 +43,25 @@ class HttpFront:
         ending: set when requests that still run have to end.
     """
 
-    def __init__(self, router: Router, tokenizer: Tokenizer, settings: RouterSettings) -> None:
+    def __init__(
+        self, router: Router, access: Access, tokenizer: Tokenizer, settings: RouterSettings
+    ) -> None:
         self.ending = asyncio.Event()
+        self._access = access
         self._router = router
         self._tokenizer = tokenizer
         self._settings = settings
         self._files = page_files()
         self._began = int(time.time())
         self._fingerprint = f"specdecode-{__version__}-{tokenizer.fingerprint[:12]}"
+
+    async def identify(self, request: Request) -> None:
+        """Notes who asks, before anything of the request is read.
+
+        Raises:
+            UnauthenticatedError: a key is needed, and none that is known was sent.
+        """
+        request.state.caller = self._access.caller(request.headers.get("authorization"))
 
     # Texts
 
@@ -60,20 +76,21 @@ class HttpFront:
         return await self._generate(request, asked, CompletionShape)
 
     async def _generate(self, request: Request, asked: Asked, kind: type[Shape]) -> Response:
+        caller: Caller = request.state.caller
         presence = Presence(request.receive, self.ending)
         traceparent = trace_context(request.headers.get("traceparent"))
-        ready = await presence.during(resolve(self._router, asked, traceparent))
+        ready = await presence.during(resolve(self._router, asked, traceparent, caller))
         shape = kind(asked, self._tokenizer, self._router.model_name, self._fingerprint)
-        pieces = generate(self._router, ready, traceparent)
+        pieces = generate(self._router, ready, traceparent, caller)
         num_choices = sum(entry.resolved.n for entry in ready)
-        headers = {IGNORED_HEADER: ", ".join(asked.ignored)} if asked.ignored else {}
+        headers = _ignored(asked.ignored)
         if not asked.stream:
             async with aclosing(pieces):
                 completions = await presence.during(gather(pieces, num_choices))
             return JsonResponse(shape.answer(completions[0].request_id, completions), headers=headers)
         # What is refused by a replica, or fails before anything is said, has a status of its own.
         first = await presence.during(anext(pieces))
-        return EventStream(_events(shape, first, pieces), presence, headers)
+        return EventStream(_events(shape, first, pieces), presence, headers, self._settings.stuck_seconds)
 
     # Tokens
 
@@ -155,6 +172,12 @@ class HttpFront:
             raise HTTPException(404, "Not Found")
         return page_response(*self._files[name])
 
+    async def metrics(self, request: Request) -> Response:
+        """`GET /metrics`: what a router with `metrics_port` tells there, too."""
+        families = self._router.families()
+        text, content_type = await asyncio.to_thread(render, families, request.headers.get("accept", ""))
+        return Response(text, headers={"content-type": content_type})
+
     async def version(self) -> Response:
         """`GET /version`."""
         return JsonResponse({"version": __version__})
@@ -170,6 +193,12 @@ class HttpFront:
 
     async def _read(self, request: Request, kind: type[Any]) -> Any:
         return await read(request, kind, self._settings.max_message_bytes)
+
+
+def _ignored(names: Sequence[str]) -> dict[str, str]:
+    """The header that names fields; what no header can hold is not repeated in one."""
+    safe = [name if _FIELD.fullmatch(name) else "(another name)" for name in names[:_MAX_IGNORED]]
+    return {IGNORED_HEADER: ", ".join(safe)} if safe else {}
 
 
 async def _events(

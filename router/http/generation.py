@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
+from router.access import Caller
 from router.http.asking import Asked
 from router.http.errors import in_clients_words
 from router.router import Router
@@ -27,28 +28,30 @@ class Ready:
     resolved: ResolvedRequest
 
 
-async def resolve(router: Router, asked: Asked, traceparent: str) -> list[Ready]:
+async def resolve(router: Router, asked: Asked, traceparent: str, caller: Caller) -> list[Ready]:
     """All prompts' requests; nothing is started before all of them are known to be good.
 
     Raises:
         SpecdecodeError: one of them is refused; fields are called what the body calls them.
     """
     try:
-        return [Ready(entry, await router.resolve(entry, traceparent)) for entry in asked.requests]
+        return [Ready(entry, await router.resolve(entry, traceparent, caller)) for entry in asked.requests]
     except SpecdecodeError as error:
         raise in_clients_words(error, asked.names) from None
 
 
-async def generate(router: Router, requests: Sequence[Ready], traceparent: str) -> AsyncGenerator[Said, None]:
+async def generate(
+    router: Router, requests: Sequence[Ready], traceparent: str, caller: Caller
+) -> AsyncGenerator[Said, None]:
     """Pieces of all choices. Closing it frees all that they hold.
 
     Raises:
         SpecdecodeError: a choice failed: there is no way to answer the others alone.
     """
     if len(requests) == 1:
-        source: AsyncGenerator[Said, None] = _run(router, requests[0], 0, traceparent)
+        source: AsyncGenerator[Said, None] = _run(router, requests[0], 0, traceparent, caller)
     else:
-        source = _run_all(router, requests, traceparent)
+        source = _run_all(router, requests, traceparent, caller)
     async with aclosing(source) as pieces:
         async for index, piece in pieces:
             if piece.error is None:
@@ -59,14 +62,18 @@ async def generate(router: Router, requests: Sequence[Ready], traceparent: str) 
             raise piece.error
 
 
-async def _run(router: Router, request: Ready, first: int, traceparent: str) -> AsyncGenerator[Said, None]:
-    run = router.run(request.asked, request.resolved, traceparent=traceparent)
+async def _run(
+    router: Router, request: Ready, first: int, traceparent: str, caller: Caller
+) -> AsyncGenerator[Said, None]:
+    run = router.run(request.asked, request.resolved, traceparent=traceparent, caller=caller)
     async with aclosing(run) as pieces:
         async for piece in pieces:
             yield first + piece.choice, piece
 
 
-async def _run_all(router: Router, requests: Sequence[Ready], traceparent: str) -> AsyncGenerator[Said, None]:
+async def _run_all(
+    router: Router, requests: Sequence[Ready], traceparent: str, caller: Caller
+) -> AsyncGenerator[Said, None]:
     """Each prompt is a request of its own to the router; they run side by side."""
     # No room: whoever lags holds all of them up, as it does with one.
     said: asyncio.Queue[Said | Exception | None] = asyncio.Queue(maxsize=1)
@@ -74,7 +81,8 @@ async def _run_all(router: Router, requests: Sequence[Ready], traceparent: str) 
     async def listen(index: int, request: Ready) -> None:
         end: Exception | None = None
         try:
-            async with aclosing(_run(router, request, index * request.resolved.n, traceparent)) as pieces:
+            source = _run(router, request, index * request.resolved.n, traceparent, caller)
+            async with aclosing(source) as pieces:
                 async for entry in pieces:
                     await said.put(entry)
         except Exception as error:  # noqa: BLE001 - raised again where it is waited for

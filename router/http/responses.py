@@ -12,6 +12,7 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from router.http.errors import Refusal, refusal_of
+from router.parsing import slow_client
 from specdecode.errors import CancelledError, Reason, SpecdecodeError, UnavailableError
 from specdecode.serving import first_of
 
@@ -88,12 +89,18 @@ class EventStream(Response):
 
     Args:
         events: closed whatever happens.
+        stuck_seconds: how long a client may read nothing before it is cut off.
     """
 
     def __init__(
-        self, events: AsyncGenerator[bytes, None], presence: Presence, headers: Mapping[str, str]
+        self,
+        events: AsyncGenerator[bytes, None],
+        presence: Presence,
+        headers: Mapping[str, str],
+        stuck_seconds: float,
     ) -> None:
         self._events = events
+        self._stuck_seconds = stuck_seconds
         self._presence = presence
         self.status_code = 200
         self.background = None
@@ -119,7 +126,11 @@ class EventStream(Response):
 
     async def _send_all(self, send: Send) -> None:
         async for data in self._events:
-            await send(_body(data))
+            try:
+                async with asyncio.timeout(self._stuck_seconds):
+                    await send(_body(data))
+            except TimeoutError:
+                raise slow_client(self._stuck_seconds) from None
         await send(_body(DONE, more=False))
 
 

@@ -10,12 +10,14 @@ from collections.abc import Iterator
 
 import uvicorn
 
+from router.access import Access
 from router.http.app import build_app
 from router.http.front import HttpFront
 from router.router import Router
 from router.text import Tokenizer
 from specdecode.config import RouterSettings
 from specdecode.errors import InvalidArgumentError
+from specdecode.tls import ServerContexts, ServerTls
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +38,7 @@ class HttpServer:
         serving: done when it has ended.
     """
 
-    def __init__(self, front: HttpFront, listener: socket.socket) -> None:
+    def __init__(self, front: HttpFront, listener: socket.socket, tls: ServerTls | None = None) -> None:
         self.port: int = listener.getsockname()[1]
         self._front = front
         config = uvicorn.Config(
@@ -48,17 +50,28 @@ class HttpServer:
             server_header=False,
             timeout_keep_alive=_IDLE_SECONDS,
         )
+        if tls is not None:
+            config.load()
+            config.ssl = ServerContexts(tls).context
         self._server = _Uvicorn(config)
         self.serving = asyncio.create_task(self._server.serve([listener]))
 
     @classmethod
-    def start(cls, router: Router, tokenizer: Tokenizer, settings: RouterSettings, port: int) -> HttpServer:
+    def start(
+        cls, router: Router, access: Access, tokenizer: Tokenizer, settings: RouterSettings, port: int
+    ) -> HttpServer:
         """Listens on `port`, a free one for 0.
 
         Raises:
-            InvalidArgumentError: the address can't be listened on.
+            InvalidArgumentError: the address can't be listened on, or certificates can't be used.
         """
-        return cls(HttpFront(router, tokenizer, settings), _listen(settings.host, port))
+        front = HttpFront(router, access, tokenizer, settings)
+        listener = _listen(settings.host, port)
+        try:
+            return cls(front, listener, settings.exposure.tls)
+        except InvalidArgumentError:
+            listener.close()
+            raise
 
     async def drain(self, grace: float | None) -> None:
         """Refuses new requests and gives running ones `grace` seconds (None: ends them); then tells them."""

@@ -9,18 +9,21 @@ from typer.core import TyperGroup
 
 from specdecode import __version__
 from specdecode.cli import (
+    audit,
     calibrate,
     chat,
     demo,
     distill,
     doctor,
     generate,
+    keys,
     models,
     operate,
     planning,
     scale,
     show,
     simulate,
+    stats,
     up,
 )
 from specdecode.cli.flags import bundled
@@ -74,6 +77,9 @@ app.command()(bundled(calibrate.calibrate, "SPECDECODE_CALIBRATE_"))
 app.command()(bundled(distill.distill, "SPECDECODE_DISTILL_"))
 app.command()(bundled(operate.figures))
 app.command()(bundled(doctor.doctor))
-app.command()(scale.scale)
+app.command()(bundled(scale.scale))
+app.command()(stats.stats)
+app.command()(audit.audit)
 app.add_typer(operate.policy, name="policy")
 app.add_typer(models.app, name="models")
+app.add_typer(keys.app, name="keys")

@@ -39,7 +39,7 @@ def chat(
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401  (gives `input` editing and history)
     with asyncio.Runner() as runner:
-        client = runner.run(open_router(connection.address))
+        client = runner.run(open_router(connection))
         try:
             show.note(_HELP)
             _converse(runner, Conversation(client, asked, connection.timeout, beginning))

@@ -69,7 +69,7 @@ def _print(findings: Sequence[Finding]) -> None:
 async def _examine(connection: ConnectionFlags, collector: str | None, generate: bool) -> list[Finding]:
     findings: list[Finding] = []
     try:
-        async with router(connection.address) as client:
+        async with router(connection) as client:
             status = await client.get_status(timeout_seconds=connection.timeout or STATUS_SECONDS)
             findings += [good("router", f"answers at {connection.address}"), *examine(status, __version__)]
             if generate:

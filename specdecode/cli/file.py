@@ -11,7 +11,7 @@ import typer
 from specdecode.config import CLIENT, CONFIG_VARIABLE, read_section
 from specdecode.errors import InvalidArgumentError
 
-CLIENT_OPTIONS = ("address", "timeout")
+CLIENT_OPTIONS = ("address", "timeout", "api_key", "tls_ca", "tls_cert", "tls_key", "tls_name")
 """Of the section that all commands share which ask a router."""
 
 

@@ -14,6 +14,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypeVar, get_args, get_type_hints
 
 import typer
@@ -41,6 +42,7 @@ from specdecode.requests import (
     SpeculationOptions,
     Tier,
 )
+from specdecode.tls import ClientTls
 from specdecode.types import MAX_DRAFT_TOKENS, DrafterKind, Method
 
 DEFAULT_ADDRESS = f"127.0.0.1:{ROUTER_PORT}"
@@ -122,6 +124,21 @@ def _parse_address(text: str) -> str:
         raise refused(text, "host:port") from None
 
 
+def _parse_key(text: str) -> str:
+    """Where it comes from a file, other users of the machine don't see it among a process's arguments."""
+    try:
+        key = Path(text[1:]).read_text(encoding="utf-8").strip() if text.startswith("@") else text
+    except (OSError, UnicodeDecodeError):
+        raise refused(text, "a key, or @PATH of a readable file") from None
+    if not key or not key.isascii() or not key.isprintable():
+        raise typer.BadParameter("the key is empty or holds characters that no key has")
+    return key
+
+
+def _pem(what: str) -> Any:
+    return typer.Option(help=f"{what}; a PEM file", metavar="PATH", show_default=False)
+
+
 _STOP_LENGTHS = f"1 to {MAX_STOP_CHARACTERS} characters"
 _TEMPERATURES = f"0 (greedy), or {MIN_TEMPERATURE:g} to {MAX_TEMPERATURE:g}"
 _BIASES = f"ID=BIAS, biases from {-MAX_BIAS:g} to {MAX_BIAS:g}"
@@ -150,7 +167,39 @@ def _is_bias(value: TokenBias) -> bool:
 
 
 @dataclass(frozen=True)
-class ConnectionFlags:
+class TlsFlags:
+    """How a service is called by TLS."""
+
+    tls_ca: Annotated[str | None, _pem("TLS: authority of the router's certificate")] = None
+    tls_cert: Annotated[str | None, _pem("TLS: own certificate, for a router that asks for one")] = None
+    tls_key: Annotated[str | None, _pem("TLS: its private key")] = None
+    tls_name: Annotated[
+        str | None,
+        typer.Option(
+            help="TLS: name expected in the router's certificate",
+            metavar="NAME",
+            show_default="the address's host",
+        ),
+    ] = None
+
+    @property
+    def tls(self) -> ClientTls | None:
+        """How the router is called; None: in plaintext.
+
+        Raises:
+            typer.BadParameter: options of TLS without an authority, or a certificate without a key.
+        """
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise typer.BadParameter("belong together: set both, or none", param_hint="--tls-cert, --tls-key")
+        if self.tls_ca is None and (self.tls_cert is not None or self.tls_name is not None):
+            raise typer.BadParameter("needs --tls-ca", param_hint="--tls-cert, --tls-name")
+        if self.tls_ca is None:
+            return None
+        return ClientTls(self.tls_ca, self.tls_cert, self.tls_key, self.tls_name)
+
+
+@dataclass(frozen=True)
+class ConnectionFlags(TlsFlags):
     """Which router, and how long it may take."""
 
     address: Annotated[
@@ -164,6 +213,15 @@ class ConnectionFlags:
     ] = DEFAULT_ADDRESS
     timeout: Annotated[
         float | None, _above_zero("Give up after this time", _MAX_SECONDS, "never", "seconds")
+    ] = None
+    api_key: Annotated[
+        str | None,
+        typer.Option(
+            help="API key, or @PATH of a file that holds it",
+            parser=_parse_key,
+            metavar="KEY",
+            show_default=False,
+        ),
     ] = None
 
 

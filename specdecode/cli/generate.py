@@ -26,17 +26,20 @@ from specdecode.requests import ChatMessage, ChatPrompt, GenerateRequest, Prompt
 
 
 @contextlib.asynccontextmanager
-async def router(address: str) -> AsyncIterator[RouterClient]:
+async def router(connection: ConnectionFlags) -> AsyncIterator[RouterClient]:
     """A connection; where there is none, the error says how to start a router."""
-    async with await open_router(address) as client:
+    async with await open_router(connection) as client:
         yield client
 
 
-async def open_router(address: str) -> RouterClient:
+async def open_router(connection: ConnectionFlags) -> RouterClient:
     """As `router`, for whoever closes the connection itself."""
+    address = connection.address
     try:
-        return await RouterClient.open(address)
+        return await RouterClient.open(address, tls=connection.tls, api_key=connection.api_key)
     except UnavailableError as error:
+        if not error.message.startswith("no router answers"):
+            raise
         hint = "" if address == DEFAULT_ADDRESS else f" --router-port {address.rsplit(':', 1)[1]}"
         message = f"{error.message}; start one with: specdecode up{hint} (or name another: --address)"
         raise UnavailableError(message, reason=error.reason) from None
@@ -88,7 +91,7 @@ async def _generate(
     completions = [Completion(choice) for choice in range(output.n)]
     streams = output.n == 1 and not output.json
     async with (
-        router(connection.address) as client,
+        router(connection) as client,
         aclosing(client.generate(request, timeout_seconds=connection.timeout)) as pieces,
     ):
         try:
@@ -136,7 +139,7 @@ def status(
     """Show a router's replicas and load."""
 
     async def ask() -> None:
-        async with router(connection.address) as client:
+        async with router(connection) as client:
             found = await client.get_status(timeout_seconds=connection.timeout or STATUS_SECONDS)
         if json:
             show.write_json(show.status_json(found))

@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 def _ask(connection: ConnectionFlags, call: Callable[[RouterClient, float], Awaitable[T]]) -> T:
     async def ask() -> T:
-        async with router(connection.address) as client:
+        async with router(connection) as client:
             return await call(client, connection.timeout or STATUS_SECONDS)
 
     return asyncio.run(ask())

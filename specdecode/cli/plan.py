@@ -107,6 +107,10 @@ def plan(flags: StackFlags) -> list[Service]:
         reader.read(DraftSettings),
         reader.read(RouterSettings),
     )
+    for settings in (target, draft, router):
+        if settings is not None and settings.exposure.tls is not None and not settings.health_port:
+            needed = "a fixed port is needed with tls_cert: health is asked in plaintext"
+            reader.violations.append(FieldViolation(f"{settings.section} health_port", needed))
     if reader.violations or target is None or draft is None or router is None:
         raise _bad_parameter(reader.violations)
     ports = _Ports()
@@ -120,10 +124,11 @@ def plan(flags: StackFlags) -> list[Service]:
         joint["http_port"] = _port_of(http)
     if "model" not in router.model_fields_set:
         joint["model"] = target.model
+    scheme = "http" if router.exposure.tls is None else "https"
     return [
         _service(target, flags, addresses[0], {}),
         _service(draft, flags, addresses[1], {}),
-        replace(_service(router, flags, addresses[2], joint), url=f"http://{http}" if http else ""),
+        replace(_service(router, flags, addresses[2], joint), url=f"{scheme}://{http}" if http else ""),
     ]
 
 
@@ -140,8 +145,10 @@ def _service(settings: ServiceSettings, flags: StackFlags, address: str, joint: 
     overrides = {**joint, "port": _port_of(address)}
     argv = _argv(type(settings), flags, overrides)
     module = settings.program.split()[-1]
+    host, _ = address.rsplit(":", 1)
+    health = address if settings.exposure.tls is None else f"{host}:{settings.health_port}"
     optional = isinstance(settings, DraftSettings)
-    return Service(settings.section, module, argv, address, settings.drain_seconds, optional)
+    return Service(settings.section, module, argv, address, health, settings.drain_seconds, optional)
 
 
 def _argv(cls: type[ServiceSettings], flags: StackFlags, overrides: dict[str, str]) -> tuple[str, ...]:

@@ -9,11 +9,12 @@ import grpc
 import typer
 
 from specdecode.cli import show
-from specdecode.cli.flags import refused
+from specdecode.cli.flags import TlsFlags, refused
 from specdecode.client import MAX_MESSAGE_BYTES, STATUS_SECONDS
 from specdecode.config import TARGET_PORT
 from specdecode.replicas import Replica, ReplicaRole, Scale
 from specdecode.serving import connect, error_from_rpc
+from specdecode.tls import ClientTls
 from specdecode.v1 import replica_service_pb2 as pb
 from specdecode.v1 import replica_service_pb2_grpc as pb_grpc
 from specdecode.wire import replicas_from_proto, scale_to_proto
@@ -23,6 +24,7 @@ _ALLOWED = f"target=N or draft=N, 0 to {_MAX_REPLICAS}"
 
 
 def scale(
+    tls: TlsFlags,
     wanted: Annotated[
         list[str] | None,
         typer.Argument(help=f"How many replicas; {_ALLOWED}", metavar="[ROLE=N]...", show_default=False),
@@ -36,7 +38,7 @@ def scale(
     New ones are placed by Ray; of those that are too many the newest finish what they run, and end. Without
     ROLE=N nothing is changed.
     """
-    replicas = asyncio.run(_scale(registry, _read(wanted or [])))
+    replicas = asyncio.run(_scale(registry, tls.tls, _read(wanted or [])))
     shown = show.table(("replica", "left"), ("state", "left"), ("address", "left"), ("running", "right"))
     for replica in replicas:
         state = replica.state.value + (f": {replica.detail}" if replica.detail else "")
@@ -57,8 +59,8 @@ def _read(wanted: list[str]) -> Scale | None:
     return Scale(numbers.get("target"), numbers.get("draft")) if numbers else None
 
 
-async def _scale(address: str, wanted: Scale | None) -> tuple[Replica, ...]:
-    async with connect(address, MAX_MESSAGE_BYTES) as channel:
+async def _scale(address: str, tls: ClientTls | None, wanted: Scale | None) -> tuple[Replica, ...]:
+    async with connect(address, MAX_MESSAGE_BYTES, tls) as channel:
         stub = pb_grpc.ReplicaServiceStub(channel)
         try:
             if wanted is not None:

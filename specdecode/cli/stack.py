@@ -41,6 +41,7 @@ class Service:
         module: what `python -m` runs.
         argv: its options.
         address: host:port at which it will answer.
+        health: host:port at which its health is told in plaintext.
         drain_seconds: its own grace after SIGTERM.
         optional: whether the others go on without it.
         url: where it answers HTTP; "" if it does not.
@@ -50,6 +51,7 @@ class Service:
     module: str
     argv: tuple[str, ...]
     address: str
+    health: str
     drain_seconds: float
     optional: bool = False
     url: str = ""
@@ -153,7 +155,7 @@ class Stack:
         """
         began = time.monotonic()
         for child in children:
-            await _serving(child.service.address)
+            await _serving(child.service.health)
             report(child.service, time.monotonic() - began)
 
     @property

@@ -88,7 +88,7 @@ class Ranks:
             torch.cuda.set_device(device)
         try:
             host, port = address.rsplit(":", 1)
-            store = dist.TCPStore(
+            store = dist.TCPStore(  # type: ignore[attr-defined]
                 host, int(port), size, is_master=rank == 0, timeout=timedelta(seconds=_MEETING_SECONDS)
             )
             dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=_FOREVER)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import re
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -116,7 +117,9 @@ def _plan_of(module: Any, name: str) -> dict[str, str]:
     base = module.config.base_model_tp_plan
     plan = {f"{module.base_model_prefix}.{key}": style for key, style in base.items()}
     plan |= getattr(module, "_tp_plan", None) or {}
-    unknown = set(plan.values()) - {_COLUMNS, _ROWS, *_HEAD, *_WHOLE}
+    head = _name_of(module, module.get_output_embeddings())
+    gathered_inside = {style for key, style in plan.items() if style in _HEAD and key != head}
+    unknown = (set(plan.values()) - {_COLUMNS, _ROWS, *_HEAD, *_WHOLE}) | gathered_inside
     if unknown:
         raise FailedPreconditionError(
             f"{name}: the plan of {type(module).__name__} has {sorted(unknown)}, which is not followed here; "
@@ -192,11 +195,12 @@ def _fill(module: Any, plan: Mapping[str, str], checkpoint: _Checkpoint, ranks: 
 
 
 def _name_of(module: Any, wanted: nn.Module) -> str:
-    return next(name for name, found in module.named_modules() if found is wanted)
+    names: list[str] = [name for name, found in module.named_modules() if found is wanted]
+    return names[0]
 
 
 def _size(shape: list[int]) -> int:
-    return int(torch.tensor(shape).prod())
+    return math.prod(shape)
 
 
 def _fixed(tensor: Tensor) -> nn.Parameter:
@@ -219,13 +223,11 @@ def _slice(whole: Any, local: Tensor, style: str | None, kind: str, ranks: Ranks
         found: Tensor = whole[:]
         # Summed over the ranks, a bias must be added once.
         return torch.zeros_like(found) if style == _ROWS and kind == "bias" and ranks.rank else found
-    dim = {_COLUMNS: 0, _ROWS: 1}.get(style or "")
-    fits = dim is not None and len(full) > dim
-    if not fits or full[:dim] + full[dim + 1 :] != own[:dim] + own[dim + 1 :]:
+    dim = {_COLUMNS: 0, _ROWS: 1}.get(style or "", len(full))
+    if full[:dim] + full[dim + 1 :] != own[:dim] + own[dim + 1 :]:
         raise FailedPreconditionError(
             f"{name}: {full} does not become {own} by its plan ({style}); serve it with tensor_parallel 1"
         )
-    assert dim is not None
     # Blocks of heads in order; with fewer KV heads than ranks, neighbours hold the same.
     start = ranks.rank * full[dim] // ranks.size // own[dim] * own[dim]
     end = start + own[dim]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from specdecode.config import ServiceSettings
 from specdecode.telemetry.exposition import MetricsServer
 from specdecode.telemetry.metrics import Collect, Family
-from specdecode.telemetry.tracing import describe_service
+from specdecode.telemetry.tracing import Tracing, describe_service
 
 if TYPE_CHECKING:
     from specdecode.telemetry.otlp_metrics import MetricsSender
@@ -66,3 +66,10 @@ def within(loop: asyncio.AbstractEventLoop, collect: Collect) -> Collect:
         return asyncio.run_coroutine_threadsafe(run(), loop).result(_COLLECT_SECONDS)
 
     return collect_there
+
+
+def close_telemetry(tracing: Tracing | None, meters: Meters) -> None:
+    """Sends what is left, and ends both; waits for it."""
+    meters.close()
+    if tracing is not None:
+        tracing.close()

@@ -17,9 +17,11 @@ from specdecode.errors import (
     InvalidArgumentError,
     NotFoundError,
     NumericalError,
+    PermissionDeniedError,
     Reason,
     ResourceExhaustedError,
     SpecdecodeError,
+    UnauthenticatedError,
     UnavailableError,
 )
 from specdecode.v1 import types_pb2 as pb
@@ -38,6 +40,8 @@ _ERRORS_BY_CODE: dict[int, type[SpecdecodeError]] = {
         ResourceExhaustedError,
         UnavailableError,
         DeadlineExceededError,
+        UnauthenticatedError,
+        PermissionDeniedError,
         CancelledError,
         InternalError,
     )

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import pytest
+import typer
 
 from specdecode.cli.plan import StackFlags, plan
 from specdecode.cli.stack import Service
 from specdecode.config import DraftSettings, RouterSettings, ServiceSettings, TargetSettings, read_settings
 
-PORTS = {"router_port": "0", "target_port": "0", "draft_port": "0"}
+PORTS = {"router_port": "0", "target_port": "0", "draft_port": "0", "http_port": "0"}
 
 
 @pytest.fixture(autouse=True)
@@ -45,6 +47,25 @@ def test_the_router_is_told_where_the_others_are() -> None:
     ports = [int(service.address.rsplit(":", 1)[1]) for service in services]
     assert len(set(ports)) == 3
     assert ports == [getattr(settings, "port") for settings in (target, draft, router)]  # noqa: B009
+
+
+def test_the_http_front_has_a_port_of_its_own_or_none() -> None:
+    services = plan(StackFlags(**PORTS))
+    router = settings_of(services[2])
+    assert isinstance(router, RouterSettings)
+    assert services[2].url == f"http://127.0.0.1:{router.http_port}"
+    assert router.http_port not in (None, 0, *(settings_of(service).port for service in services))  # type: ignore[attr-defined]
+    without = plan(StackFlags(**{**PORTS, "http_port": "none"}))[2]
+    off = settings_of(without)
+    assert isinstance(off, RouterSettings)
+    assert (off.http_port, without.url) == (None, "")
+
+
+def test_an_http_port_in_use_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(typer.BadParameter, match=f"--http-port: {port} is in use"):
+            plan(StackFlags(**{**PORTS, "http_port": str(port)}))
 
 
 def test_the_tokenizer_is_the_targets_unless_it_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -48,6 +49,9 @@ def asking(address: str, max_tokens: int) -> Iterator[subprocess.Popen[bytes]]:
 def test_interrupt_finishes_what_runs_and_leaves_nothing(model: Path) -> None:
     with program(*up_arguments(model)) as up:
         with asking(address_of(up), max_tokens=1000) as client:
+            url = up.wait_for(r"^OpenAI's API at (\S+)/v1")[1]
+            with urllib.request.urlopen(f"{url}/health", timeout=DEADLINE) as health:
+                assert health.status == 200
             children = up.children()
             assert set(children) == SERVICES
             up.signal(signal.SIGINT)

@@ -301,6 +301,22 @@ async def test_health_and_version_are_told(web: httpx2.AsyncClient) -> None:
     assert (await web.get("/version")).json()["version"]
 
 
+async def test_metrics_count_what_was_emitted(client: openai.AsyncOpenAI, web: httpx2.AsyncClient) -> None:
+    async def emitted() -> float:
+        lines = (await web.get("/metrics")).text.splitlines()
+        return sum(
+            float(line.split()[-1])
+            for line in lines
+            if line.startswith("specdecode_num_emitted_tokens_total")
+        )
+
+    before = await emitted()
+    await client.completions.create(
+        model="", prompt=PROMPT, max_tokens=7, temperature=0, extra_body={"ignore_eos": True}
+    )
+    assert await emitted() == before + 7
+
+
 async def test_fields_that_nobody_knows_are_named_and_ignored(client: openai.AsyncOpenAI) -> None:
     told = await client.completions.with_raw_response.create(
         model="",
@@ -310,6 +326,12 @@ async def test_fields_that_nobody_knows_are_named_and_ignored(client: openai.Asy
         extra_body={"temprature": 0, "metadata": {"a": "b"}, "top_k": -1},
     )
     assert told.headers["x-specdecode-ignored"] == "temprature"
+    hostile = {"a\r\nx-evil: 1": 1, "\u4f60": 2, "y" * 100: 3, "fine": 4}
+    told = await client.completions.with_raw_response.create(
+        model="", prompt=PROMPT, max_tokens=2, extra_body=hostile
+    )
+    assert told.headers["x-specdecode-ignored"] == ", ".join(["(another name)"] * 3 + ["fine"])
+    assert "x-evil" not in told.headers
     quiet = await client.completions.with_raw_response.create(model="", prompt=PROMPT, max_tokens=2)
     assert "x-specdecode-ignored" not in quiet.headers
 

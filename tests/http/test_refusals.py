@@ -98,6 +98,7 @@ REFUSED: list[tuple[tuple[str, Any], str]] = [
     (chat(chat_template="{{ x }}"), "chat_template"),
     (chat(continue_final_message=True), "continue_final_message"),
     (("/tokenize", {}), "prompt"),
+    (("/tokenize", {"messages": []}), "messages"),
     (("/detokenize", {"tokens": [1, -1]}), "tokens[1]"),
 ]
 

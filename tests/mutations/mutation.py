@@ -28,6 +28,10 @@ FAILOVER = (
 ROUTER_GENERATE = "tests/router/test_generate.py::"
 ORDERS = "tests/router/test_orders.py::"
 ROUTER_REQUEST = "tests/router/test_request.py::"
+ADMISSION = "tests/secure/test_admission.py::"
+KEYS = "tests/secure/test_keys.py::"
+HOSTILE = "tests/secure/test_hostile_draft.py::"
+SLOW = "tests/secure/test_slow_clients.py::"
 
 
 @dataclass(frozen=True)

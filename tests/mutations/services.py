@@ -91,8 +91,8 @@ def target() -> Iterator[Mutation]:
     yield one(
         "q is believed although it is not trusted",
         sequence,
-        "        return verify.q if verify and self.sequence.opened.trust_draft else None\n",
-        "        return verify.q if verify else None\n",
+        "        return self.verify.q if self.verify and self.sequence.opened.trust_draft else None\n",
+        "        return self.verify.q if self.verify else None\n",
         f"{ENGINE}test_q_counts_only_where_the_draft_is_trusted",
     )
     yield one(

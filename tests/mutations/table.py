@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.mutations import figures, kv, maths, services
+from tests.mutations import access, figures, http, kv, maths, services
 from tests.mutations.mutation import Mutation
 
 MUTATIONS: tuple[Mutation, ...] = (
@@ -20,6 +20,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     *services.drafter(),
     *services.suffix(),
     *services.router(),
+    *access.access(),
     *figures.figures(),
     *figures.run_time_policy(),
+    *http.http(),
 )

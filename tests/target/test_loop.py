@@ -216,7 +216,7 @@ def test_a_thread_that_dies_says_of_what() -> None:
     loop._thread.join(SECONDS)
 
 
-def test_a_failed_step_ends_what_is_open_and_nothing_later(start: Start) -> None:
+def test_a_step_that_can_not_be_run_ends_its_sequence_and_nobody_else(start: Start) -> None:
     module = deepcopy(plain_model("llama"))
     engine = Engine(PagedLM(adopt_model(module, "llama", use_kernels=False), num_blocks=64))
     loop = start(engine)
@@ -227,18 +227,19 @@ def test_a_failed_step_ends_what_is_open_and_nothing_later(start: Start) -> None
     assert emitted == GREEDY_TEXT[:2]
 
     def fail(*args: Any) -> None:
-        hook.remove()
         raise RuntimeError("out of something")
 
     hook = module.model.layers[1].register_forward_hook(fail)
     mine.send(Lease(0, len(PROMPT) + 2, 38))
-    for stream in (mine, other):
-        error = stream.until_ended(0)[0][-1].error
-        assert error is not None
-        assert error.reason is Reason.ENGINE_FAILED
-    assert engine.lm.pool.num_free == 64
+    error = mine.until_ended(0)[0][-1].error
+    assert error is not None
+    assert error.reason is Reason.ENGINE_FAILED
+    hook.remove()
     mine.send(opening(1, PROMPT, max_tokens=40), prompt_lease(40, 1))
     assert tokens(mine.until_ended(1)[1]) == GREEDY_TEXT
+    other.send(Lease(0, len(OTHER_PROMPT), 40))
+    assert tokens(other.until_ended(0)[0]) == OTHER_TEXT
+    assert engine.lm.pool.num_free == 64
 
 
 def test_a_step_that_fails_halfway_tells_what_it_ended(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -113,3 +113,9 @@ def test_a_model_without_a_plan_is_refused(tmp_path: Path) -> None:
     build((CONFIGS | MORE_CONFIGS)["gpt2 (learned positions)"]()).save_pretrained(tmp_path)
     with pytest.raises(FailedPreconditionError, match="tensor-parallel plan"):
         load_shard(tmp_path, "float32", Ranks(0, 2, None))
+
+
+def test_a_plan_that_gathers_inside_the_model_is_refused(tmp_path: Path) -> None:
+    build(CONFIGS["phi3"]()).save_pretrained(tmp_path)
+    with pytest.raises(FailedPreconditionError, match="which is not followed here"):
+        load_shard(tmp_path, "float32", Ranks(0, 2, None))

@@ -64,7 +64,8 @@ export function planChart(rows) {
   chart.append(svg("polyline", { ...path(scale, batches, off), class: "off" }));
   chart.append(svg("polyline", { ...path(scale, batches, auto), class: "auto" }));
   rows.forEach((row, index) => {
-    const at = { x: scale.x(row.batch), y: scale.y(auto[index]) - 6, "text-anchor": "middle" };
+    const anchor = index ? "middle" : "start";
+    const at = { x: scale.x(row.batch), y: scale.y(auto[index]) - 6, "text-anchor": anchor };
     chart.append(svg("text", at, row.num_draft_tokens.toFixed(1)));
   });
   return chart;

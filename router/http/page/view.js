@@ -96,7 +96,7 @@ function row(round) {
   for (const content of [
     `${round.index}`,
     boxes(round, own, said),
-    bars(round, times),
+    timed(bars(round, times), round),
     round.drafter ?? "–",
     round.reason.replaceAll("_", " "),
   ]) {
@@ -104,6 +104,15 @@ function row(round) {
     cell.append(content);
     made.append(cell);
   }
+  return made;
+}
+
+function timed(drawn, round) {
+  const made = document.createElement("span");
+  const numbers = document.createElement("small");
+  const [predicted, real] = [round.predicted_seconds, round.seconds].map((value) => (value * 1000).toFixed(0));
+  numbers.textContent = ` ${predicted === "0" ? "–" : predicted}, ${real} ms`;
+  made.append(drawn, numbers);
   return made;
 }
 
@@ -123,8 +132,8 @@ function boxes(round, own, said) {
 }
 
 function bars(round, said) {
-  const scale = (seconds) => Math.min(seconds * 1000, 150);
-  const drawn = svg("svg", { width: 152, height: 14, role: "img", "aria-label": said });
+  const scale = (seconds) => Math.min(seconds * 600, 100);
+  const drawn = svg("svg", { width: 102, height: 14, role: "img", "aria-label": said });
   drawn.append(svg("title", {}, said));
   drawn.append(svg("rect", { x: 0, y: 1, width: scale(round.predicted_seconds), height: 5, class: "predicted" }));
   drawn.append(svg("rect", { x: 0, y: 7, width: scale(round.seconds), height: 5, class: "real" }));
