@@ -11,6 +11,8 @@ import venv
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 import specdecode
 from specdecode.probe import probe
@@ -89,12 +91,11 @@ def test_the_list_of_packages_is_that_of_the_package_and_wholly_pinned(stage: st
     wanted = (tmp_path / "requirements.txt").read_text().splitlines()
     assert any(line.startswith("grpcio>=") for line in wanted)
     assert any(line.startswith("ray>=") for line in wanted) is (stage == "builder-cuda")
-    from packaging.requirements import Requirement
-
     pinned = {
-        line.partition("==")[0].lower() for line in (tmp_path / "constraints.txt").read_text().splitlines()
+        canonicalize_name(line.partition("==")[0])
+        for line in (tmp_path / "constraints.txt").read_text().splitlines()
     }
-    names = {Requirement(line).name.lower() for line in wanted}
+    names = {canonicalize_name(Requirement(line).name) for line in wanted}
     assert names <= pinned
 
 
