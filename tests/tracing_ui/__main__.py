@@ -178,7 +178,7 @@ def serve_once(collector: str, traceparent: str) -> pb.Usage:
     """Starts the services, asks once and drains them; by then all spans are sent."""
     os.environ["OTEL_RESOURCE_ATTRIBUTES"] = f"openinference.project.name={PROJECT}"
     draft = "--draft-model=smollm2-135m-instruct-draft"
-    ports = ("--router-port=0", "--target-port=0", "--draft-port=0")
+    ports = ("--router-port=0", "--target-port=0", "--draft-port=0", "--http-port=0")
     up: Program
     with program("up", *ports, draft, "--kv-memory=128MiB", f"--otlp-endpoint={collector}") as up:
         usage = asyncio.run(ask(address_of(up), traceparent))
