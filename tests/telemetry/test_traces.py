@@ -252,18 +252,22 @@ async def test_a_replica_that_is_killed_is_told_with_the_round_that_it_broke(
     assert all(each.attributes.get("specdecode.broken") in (None, "REPLICA_LOST") for each in rounds)
 
 
-async def test_plain_decoding_is_one_lease(model: Path, spans: Collector) -> None:
+async def test_plain_decoding_is_leases_alone(model: Path, spans: Collector) -> None:
     request = speculating(request_for(temperature=0, max_tokens=60, ignore_eos=True), 0, MODEL)
     async with traced(spans, model) as services:
         answer = await answer_in(services, request)
     span = request_of(spans)
     check(spans, span, answer.usage)
     assert not spans.named(ROUND)
-    (lease,) = rounds_of(spans, span)
-    assert (lease["emitted"], lease["rounds"], lease["reason"]) == (60, 60, "request_off")
-    assert lease["lease_tokens"] >= 60
-    steps = [each["steps"] for each in spans.children(lease)]
-    assert (sum(steps), {each.name for each in spans.children(lease)}) == (60, {DECODE})
+    # A lease is renewed before it is used up, unless the machine is too busy for that.
+    leases = rounds_of(spans, span)
+    assert sum(lease["emitted"] for lease in leases) == sum(lease["rounds"] for lease in leases) == 60
+    for lease in leases:
+        assert (lease.name, lease["reason"]) == (LEASE, "request_off")
+        assert lease["lease_tokens"] >= lease["emitted"]
+        below = spans.children(lease)
+        assert sum(each["steps"] for each in below) == lease["rounds"]
+        assert {each.name for each in below} == {DECODE}
     (prefill,) = spans.named(PREFILL)
     assert prefill["tokens"] + prefill["cached_tokens"] == answer.usage.num_prompt_tokens - 1  # type: ignore[union-attr]
 

@@ -132,6 +132,8 @@ def run(environment: Path, picture: Path, directory: Path) -> None:
     """From the start of everything to the picture."""
     ui, ui_grpc, collector, collector_http = free_ports(4)
     trace_id = secrets.token_hex(16)
+    # The package has no command of its own.
+    (agent,) = environment.glob("lib/python*/site-packages/rotel/rotel-agent")
     with ExitStack() as stack:
         quiet = {"PHOENIX_TELEMETRY_ENABLED": "false", "PHOENIX_WORKING_DIR": str(directory / "phoenix")}
         where = {"PHOENIX_HOST": "127.0.0.1", "PHOENIX_PORT": str(ui), "PHOENIX_GRPC_PORT": str(ui_grpc)}
@@ -145,7 +147,7 @@ def run(environment: Path, picture: Path, directory: Path) -> None:
         start(
             stack,
             [
-                *(str(environment / "bin" / "rotel-agent"), "start", "--exporter", "otlp"),
+                *(str(agent), "start", "--exporter", "otlp"),
                 *("--otlp-grpc-endpoint", f"127.0.0.1:{collector}"),
                 *("--otlp-http-endpoint", f"127.0.0.1:{collector_http}"),
                 *("--otlp-exporter-endpoint", f"http://127.0.0.1:{ui_grpc}"),
@@ -176,7 +178,7 @@ def serve_once(collector: str, traceparent: str) -> pb.Usage:
     """Starts the services, asks once and drains them; by then all spans are sent."""
     os.environ["OTEL_RESOURCE_ATTRIBUTES"] = f"openinference.project.name={PROJECT}"
     draft = "--draft-model=smollm2-135m-instruct-draft"
-    ports = ("--router-port=0", "--target-port=0", "--draft-port=0")
+    ports = ("--router-port=0", "--target-port=0", "--draft-port=0", "--http-port=0")
     up: Program
     with program("up", *ports, draft, "--kv-memory=128MiB", f"--otlp-endpoint={collector}") as up:
         usage = asyncio.run(ask(address_of(up), traceparent))
