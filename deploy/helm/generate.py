@@ -25,7 +25,7 @@ ROLES: dict[str, type[ServiceSettings]] = {
     "draft": DraftSettings,
 }
 SET_BY_CHART = {
-    "router": "model port http_port targets draft mesh_ca mesh_cert mesh_key mesh_name keys_path",
+    "router": "model port http_port targets draft keys_path",
     "target": "model port device tensor_parallel replicas draft_replicas ray_address gpus_per_rank "
     "cores_per_replica accelerator_type placement_seconds max_restarts registry replica_id advertised_host",
     "draft": "model port device registry replica_id advertised_host",
@@ -33,7 +33,7 @@ SET_BY_CHART = {
 """Options that follow from values of their own, and can't be set below `settings`."""
 SET_FOR_ALL = (
     "host drain_seconds otlp_endpoint metrics_port "
-    "tls_cert tls_key tls_client_ca tls_client_names health_port"
+    "mesh_ca mesh_cert mesh_key mesh_name tls_cert tls_key tls_client_ca tls_client_names health_port"
 )
 
 Schema = dict[str, Any]

@@ -176,6 +176,7 @@ CASES: Sequence[Case] = (
     Case("ray", DEMO, RAY),
     Case("ray-h100", H100, merge(RAY, {"engine": {"ray": {"acceleratorType": "H100"}}})),
     Case("ray-telemetry", DEMO, merge(RAY, TELEMETRY, PLACED)),
+    Case("ray-tls", DEMO, merge(RAY, CERT_MANAGER)),
     Case("ray-two-models", DEMO, merge(RAY, TWO)),
     Case(
         "everything", PRODUCTION, merge(INGRESS, MONITORING, PLACED, KEDA, {"modelCache": {"type": "claim"}})

@@ -17,11 +17,21 @@ health_port: {{ int .root.Values.tls.healthPort }}
 {{- end }}
 {{- end -}}
 
-{{/* What callers of targets and drafts must show. */}}
+{{/* How targets, drafts and registries are called. */}}
+{{- define "specdecode.config.identity" -}}
+{{- if .root.Values.tls.enabled }}
+mesh_ca: /etc/specdecode/tls/ca.crt
+mesh_cert: /etc/specdecode/tls/tls.crt
+mesh_key: /etc/specdecode/tls/tls.key
+mesh_name: {{ .model.full }}-mesh
+{{- end }}
+{{- end -}}
+
+{{/* What callers of targets and drafts must show; replicas that Ray places call their registry. */}}
 {{- define "specdecode.config.mesh" -}}
 {{- if .root.Values.tls.enabled }}
 tls_client_ca: /etc/specdecode/tls/ca.crt
-tls_client_names: [{{ .model.full }}-router]
+tls_client_names: [{{ .model.full }}-router{{ if eq .root.Values.engine.mode "ray" }}, {{ .model.full }}-mesh{{ end }}]
 {{- end }}
 {{- end -}}
 
@@ -37,12 +47,7 @@ draft: {{ .model.full }}-draft:{{ int .model.draft.port }}
 {{- else }}
 draft: none
 {{- end }}
-{{- if .root.Values.tls.enabled }}
-mesh_ca: /etc/specdecode/tls/ca.crt
-mesh_cert: /etc/specdecode/tls/tls.crt
-mesh_key: /etc/specdecode/tls/tls.key
-mesh_name: {{ .model.full }}-mesh
-{{- end }}
+{{- include "specdecode.config.identity" . }}
 {{- if .root.Values.apiKeys.enabled }}
 keys_path: /etc/specdecode/keys/{{ .root.Values.apiKeys.key }}
 {{- end }}
@@ -97,6 +102,7 @@ cores_per_replica: {{ max 1 (div (int (include "specdecode.cores" $own.resources
 accelerator_type: {{ default "none" $ray.acceleratorType }}
 placement_seconds: {{ int $ray.placementSeconds }}
 max_restarts: {{ int $ray.maxRestarts }}
+{{- include "specdecode.config.identity" . }}
 {{- end -}}
 
 {{- define "specdecode.config.draft" -}}
