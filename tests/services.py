@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -298,20 +298,30 @@ class Services:
 
         `draft_address` stands for a draft service of the test's own.
         """
-        targets = [await start_target(model, **(target or {})) for _ in range(num_targets)]
-        drafts = await start_drafts(draft_model, **(draft or {})) if draft_address is None else None
-        addresses = [entry.address for entry in targets]
-        under_test = await start_router(
-            model, addresses, draft_address or (drafts and drafts.address), **router
-        )
-        services = cls(model, under_test, targets, drafts, draft_model, target or {})
-        try:
+        # What was started before a start that fails is ended, too: a server that is left keeps the
+        # interpreter from ending.
+        async with AsyncExitStack() as stack:
+            targets = []
+            for _ in range(num_targets):
+                targets.append(await start_target(model, **(target or {})))
+                stack.push_async_callback(targets[-1].stop)
+            drafts = None
+            if draft_address is None:
+                drafts = await start_drafts(draft_model, **(draft or {}))
+                draft_address = drafts.address
+                stack.push_async_callback(drafts.stop)
+            addresses = [entry.address for entry in targets]
+            under_test = await start_router(model, addresses, draft_address, **router)
+            services = cls(model, under_test, targets, drafts, draft_model, target or {})
+            stack.push_async_callback(services.stop)
             yield services
-        finally:
-            await under_test.stop()
-            for entry in [*services.targets, services.drafts]:
-                if entry is not None:
-                    await entry.stop()
+
+    async def stop(self) -> None:
+        """Ends whatever runs now, the router first."""
+        await self.router.stop()
+        for entry in [*self.targets, self.drafts]:
+            if entry is not None:
+                await entry.stop()
 
     @property
     def target(self) -> Target:

@@ -102,7 +102,7 @@ async def routed(targets: Sequence[Service], draft: Service) -> AsyncIterator[Ro
     addresses = ",".join([await target.address() for target in targets])
     options = [f"--model={TARGET}", f"--targets={addresses}", f"--draft={await draft.address()}"]
     async with (
-        Service.started("router", *options, "--draft-deadline-seconds=60") as router,
+        Service.started("router", *options, "--http-port=none", "--draft-deadline-seconds=60") as router,
         await RouterClient.open(await router.address()) as client,
     ):
         yield client
