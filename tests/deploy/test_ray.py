@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -72,7 +73,14 @@ def parameters(wanted: Mapping[str, str]) -> list[str]:
     return [f"--{name}={value}" for name, value in wanted.items() if name not in OF_A_POD]
 
 
-def test_the_fleet_places_a_replica_on_the_worker_and_ends_in_order(tmp_path: Path) -> None:
+@pytest.fixture
+def short() -> Iterator[str]:
+    """A folder whose name leaves room for Ray's sockets, which may have 107 characters."""
+    with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as directory:
+        yield directory
+
+
+def test_the_fleet_places_a_replica_on_the_worker_and_ends_in_order(tmp_path: Path, short: str) -> None:
     (cluster,) = CASE.of_kind("RayCluster")
     spec = cluster["spec"]
     head, worker = spec["headGroupSpec"], spec["workerGroupSpecs"][0]
@@ -95,7 +103,7 @@ def test_the_fleet_places_a_replica_on_the_worker_and_ends_in_order(tmp_path: Pa
         "SPECDECODE_TARGET_NUM_THREADS": "1",
     }
     local = ["--block", "--node-ip-address=127.0.0.1"]
-    at_head = ["--head", f"--port={gcs}", f"--temp-dir={tmp_path / 't'}", *local]
+    at_head = ["--head", f"--port={gcs}", f"--temp-dir={short}", *local]
     at_worker = [f"--address=127.0.0.1:{gcs}", *local]
     log = tmp_path / "log"
     start = [*RAY_COMMAND, "start"]
