@@ -190,7 +190,9 @@ async def test_a_pair_of_different_vocabularies_is_refused_at_start_with_both_fi
 ) -> None:
     target = await start_target(foreign_model if foreign == "target" else model)
     drafts = await start_drafts(foreign_model if foreign == "draft" else model)
-    settings = RouterSettings(model=str(model), port=0, targets=(target.address,), draft=drafts.address)
+    settings = RouterSettings(
+        model=str(model), port=0, http_port=None, targets=(target.address,), draft=drafts.address
+    )
     try:
         with pytest.raises(FailedPreconditionError) as caught:
             await asyncio.wait_for(router_main.start(settings), DEADLINE)
