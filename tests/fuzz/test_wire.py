@@ -19,7 +19,7 @@ from specdecode.serving import connect
 from specdecode.v1 import draft_service_pb2, router_service_pb2, target_service_pb2
 from tests.fuzz.messages import Maker
 from tests.fuzz.watching import bounded, watched
-from tests.services import DEADLINE
+from tests.services import DEADLINE, Services
 
 MESSAGES = bounded("FUZZ_MESSAGES", 1500)
 """In all, over the services."""
@@ -191,7 +191,7 @@ async def test_bytes_that_are_no_protocol_hurt_nobody(model: Path, byte_level: T
 
 @pytest.mark.parametrize("service", ["target", "draft"])
 async def test_bytes_that_are_no_message_end_their_stream_with_the_reason(model: Path, service: str) -> None:
-    async with watched(model) as services:
+    async with Services.started(model, model) as services:
         assert services.drafts is not None
         address = services.target.address if service == "target" else services.drafts.address
         name = "TargetService/Decode" if service == "target" else "DraftService/Draft"
@@ -200,10 +200,11 @@ async def test_bytes_that_are_no_message_end_their_stream_with_the_reason(model:
             await call.write(b"\xff\xff\xff")
             assert await read_all(call) is grpc.StatusCode.INVALID_ARGUMENT
             assert "request: is no D" in await call.details()
+        await services.all_is_free()
 
 
 async def test_who_floods_with_pings_is_disconnected(model: Path) -> None:
-    async with watched(model) as services:
+    async with Services.started(model, model) as services:
         for server in (services.router.running.server, services.target.server):
             async with asyncio.timeout(DEADLINE):
                 await flood(server.port)

@@ -47,8 +47,8 @@ def check(order: OpenSequence | OpenDraft) -> None:
 
 
 def test_a_target_is_told_all_of_a_choice_that_goes_on_there(choice: Choice) -> None:
-    order = rounds._open_order(Seat(choice, 4, Estimates()))
-    assert (order.sequence, order.deadline) == (4, 99.0)
+    order = rounds._open_order(Seat(choice, 4, Estimates()), trust_draft=False)
+    assert (order.sequence, order.deadline, order.trust_draft) == (4, 99.0, False)
     check(order)
 
 
