@@ -46,7 +46,10 @@ ROUTER_PORT = 50051
 HTTP_PORT = 8080
 TARGET_PORT = 50052
 DRAFT_PORT = 50053
-COMMANDS = ("generate", "chat", "status", "figures", "plan", "simulate", "calibrate", "distill", "doctor")
+COMMANDS = (
+    *("generate", "chat", "status", "figures", "doctor", "scale"),
+    *("plan", "simulate", "calibrate", "distill", "stats", "audit"),
+)
 """Commands with a section of their own in the file, beside the services'."""
 CLIENT = "client"
 """The section of what all commands share that ask a router."""

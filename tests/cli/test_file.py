@@ -58,7 +58,10 @@ class TestPlan:
         ("[generate]\nstop = {a = 1}\n", "[generate] stop: a value, or a list of values, is needed"),
         ("[generate]\nmax_token = 1\n", "[generate] max_token: unknown option; known are chat"),
         ("[generate]\nprompt = 'x'\n", "[generate] prompt: unknown option"),
-        ("[client]\nmax_tokens = 1\n", "[client] max_tokens: unknown option; known are address, timeout"),
+        (
+            "[client]\nmax_tokens = 1\n",
+            "[client] max_tokens: unknown option; known are address, api_key, timeout",
+        ),
         ("[generat]\nmax_tokens = 1\n", "[generat]: unknown section; known are target, draft, router"),
         ("generate = 3\n", "[generate]: a section with options is needed"),
         ("[generate\n", "options.toml"),
