@@ -144,7 +144,7 @@ class Choice:
         self._moves.append(Move(replica, reason.value, self.num_output))
         self._counter.moved()
         if self.trace is not None:
-            self.trace.moved(replica, time.monotonic())
+            self.trace.moved(replica, reason, time.monotonic())
         self._is_opening = True
 
     def parked(self) -> None:

@@ -245,11 +245,15 @@ class ChoiceTrace:
         ended = running.ended if broken is None else now
         self._trace.add(facts._replace(num_asked=running.num_asked, broken=broken or "", ended=ended))
 
-    def moved(self, replica: str, now: float) -> None:
-        """The choice goes on elsewhere: `replica` can't."""
-        self.ended(Reason.REPLICA_LOST, now)
+    def moved(self, replica: str, reason: Reason, now: float) -> None:
+        """The choice goes on elsewhere: `replica` can't, for this reason."""
+        self.ended(reason, now)
         self._num_preemptions = 0
-        attributes: dict[str, Value] = {"specdecode.choice": self._choice, "specdecode.replica": replica}
+        attributes: dict[str, Value] = {
+            "specdecode.choice": self._choice,
+            "specdecode.replica": replica,
+            "specdecode.reason": reason.value,
+        }
         self._trace.event("specdecode.failover", now, attributes)
 
     def _begin(self, running: _Running) -> None:
