@@ -12,7 +12,7 @@ import grpc
 from specdecode.config import DNS_SCHEME, WATCH_SCHEME
 from specdecode.errors import SpecdecodeError
 from specdecode.replicas import Replica, ReplicaRole, ReplicaState
-from specdecode.serving import connect
+from specdecode.serving import connect, pause
 from specdecode.tls import ClientTls
 from specdecode.v1 import replica_service_pb2 as pb
 from specdecode.v1 import replica_service_pb2_grpc as pb_grpc
@@ -92,7 +92,7 @@ async def _watched(
         level = logging.DEBUG if problem == told else logging.WARNING
         logger.log(level, "registry %s: %s; watching again", address, problem)
         told = problem
-        await asyncio.sleep(_PAUSE_SECONDS)
+        await pause(_PAUSE_SECONDS)
 
 
 def _sightings(replicas: tuple[Replica, ...], role: ReplicaRole) -> Sightings:

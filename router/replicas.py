@@ -27,7 +27,7 @@ from specdecode.errors import (
     SpecdecodeError,
     UnavailableError,
 )
-from specdecode.serving import connect, error_from_rpc
+from specdecode.serving import connect, error_from_rpc, pause
 from specdecode.tls import ClientTls, why_refused
 from specdecode.types import (
     DecodeFrame,
@@ -118,20 +118,20 @@ class Link(ABC, Generic[Sent, Received]):
 
     async def run(self) -> None:
         """Connects again and again, until cancelled."""
-        pause, told = _FIRST_PAUSE_SECONDS, ""
+        seconds, told = _FIRST_PAUSE_SECONDS, ""
         while True:
             epoch = self.epoch
             problem = await self._run_stream()
             if self.epoch > epoch:
-                pause, told = _FIRST_PAUSE_SECONDS, ""
+                seconds, told = _FIRST_PAUSE_SECONDS, ""
             # A service that starts beside the router is not there at first.
             starting = not self.first_contact.done() and isinstance(problem, UnavailableError)
             level = logging.INFO if starting else logging.WARNING
             level = logging.DEBUG if problem.message == told else level
             logger.log(level, "%s %s: %s; trying again", self.kind, self.address, problem.message)
             told = problem.message
-            await asyncio.sleep(pause * random.uniform(0.75, 1.25))
-            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+            await pause(seconds * random.uniform(0.75, 1.25))
+            seconds = min(2 * seconds, _LONGEST_PAUSE_SECONDS)
 
     async def _run_stream(self) -> SpecdecodeError:
         """One connection from beginning to end; what ended it."""

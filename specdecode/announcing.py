@@ -15,7 +15,7 @@ import grpc
 
 from specdecode.config import ModelServiceSettings
 from specdecode.replicas import Replica, ReplicaRole, ReplicaState
-from specdecode.serving import Server, connect
+from specdecode.serving import Server, connect, pause
 from specdecode.types import LoadSnapshot, ModelInfo
 from specdecode.v1 import replica_service_pb2 as pb
 from specdecode.v1 import replica_service_pb2_grpc as pb_grpc
@@ -89,26 +89,30 @@ class Announcer:
         """Announces again and again, until cancelled: a registry that was away hears it all anew."""
         told = ""
         while True:
+            ended = asyncio.Event()
             try:
                 async with connect(address, self._settings.max_message_bytes, self._settings.mesh) as channel:
-                    call = pb_grpc.ReplicaServiceStub(channel).Announce(self._announcements())
+                    call = pb_grpc.ReplicaServiceStub(channel).Announce(self._announcements(ended))
                     async for order in call:
                         _obey(order)
                 problem = "the registry ended"
             except grpc.aio.AioRpcError as error:
                 problem = error.details() or error.code().name
+            finally:
+                ended.set()
+                self._changed.set()
             logger.log(
                 logging.DEBUG if problem == told else logging.WARNING,
                 "registry %s: %s; announcing again",
                 *(address, problem),
             )
             told = problem
-            await asyncio.sleep(_PAUSE_SECONDS)
+            await pause(_PAUSE_SECONDS)
 
-    async def _announcements(self) -> AsyncIterator[Any]:
-        """What changed, at once; the load, now and then."""
+    async def _announcements(self, ended: asyncio.Event) -> AsyncIterator[Any]:
+        """What changed, at once; the load, now and then. gRPC goes on to ask when the call has `ended`."""
         told: Replica | None = None
-        while True:
+        while not ended.is_set():
             self._changed.clear()
             load = self.load() if self._replica.state is ReplicaState.READY else None
             self._replica = replace(self._replica, load=load)

@@ -237,6 +237,21 @@ async def first_of(*coroutines: Coroutine[Any, Any, Any]) -> int:
     return index
 
 
+async def pause(seconds: float) -> None:
+    """Waits before something is tried again, unless this task was cancelled meanwhile.
+
+    grpc.aio swallows a cancellation that meets a call which is just being made and fails: a loop that calls
+    again and again would never end.
+
+    Raises:
+        CancelledError: a cancellation was swallowed.
+    """
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
+    await asyncio.sleep(seconds)
+
+
 # Errors
 
 

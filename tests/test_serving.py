@@ -30,7 +30,7 @@ from specdecode.errors import (
     UnavailableError,
 )
 from specdecode.health import LIVENESS
-from specdecode.serving import Server, abort, aborting, configure_logging, connect, error_from_rpc
+from specdecode.serving import Server, abort, aborting, configure_logging, connect, error_from_rpc, pause
 from specdecode.v1 import target_service_pb2 as pb
 from specdecode.v1 import target_service_pb2_grpc as pb_grpc
 
@@ -523,3 +523,25 @@ class TestLogging:
         logging.getLogger("httpx").info("GET ...")
         logging.getLogger("transformers.modeling_utils").info("loading")
         assert capsys.readouterr().err == ""
+
+
+async def test_a_loop_that_tries_again_ends_though_its_cancellation_was_swallowed() -> None:
+    begun = asyncio.Event()
+
+    async def try_again() -> None:
+        while True:
+            try:
+                begun.set()
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                await pause(3600)
+
+    task = asyncio.create_task(try_again())
+    await begun.wait()
+    task.cancel()
+    await asyncio.wait([task], timeout=DEADLINE)
+    assert task.cancelled()
+
+
+async def test_a_pause_that_nobody_cancels_ends() -> None:
+    await pause(0)

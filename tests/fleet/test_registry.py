@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
@@ -133,6 +134,24 @@ async def test_a_registry_that_was_away_hears_everything_anew() -> None:
         await first.server.drain(None)
         async with registry(port) as second:
             await second.is_told("target-1", ReplicaState.READY)
+
+
+async def test_an_announcer_stops_whatever_its_registry_does_at_that_moment() -> None:
+    for _ in range(12):
+        async with registry() as first:
+            port = first.server.port
+            announcer, _ = first.announcer("target-1")
+            await first.is_told("target-1", ReplicaState.STARTING)
+            await first.server.drain(None)
+            async with registry(port) as second:
+                await second.is_told("target-1", ReplicaState.STARTING)
+            async with asyncio.timeout(20):
+                await announcer.stop()
+        await eventually(lambda: not _asked_for_requests(), "gRPC asks an ended call for no more requests")
+
+
+def _asked_for_requests() -> list[asyncio.Task[Any]]:
+    return [task for task in asyncio.all_tasks() if "_consume_request_iterator" in repr(task)]
 
 
 async def test_only_the_newest_stream_of_a_replica_counts() -> None:
