@@ -14,6 +14,7 @@ from router.router import Router
 from router.text import Tokenizer
 from specdecode import models
 from specdecode.config import RouterSettings, load_settings
+from specdecode.cpu_threads import give_way
 from specdecode.errors import SpecdecodeError
 from specdecode.serving import Running, Server, configure_logging, run_until_signalled
 from specdecode.telemetry import start_tracing
@@ -95,6 +96,7 @@ def main() -> int:
     """Runs the service; the exit code."""
     settings = load_settings(RouterSettings, sys.argv[1:])
     configure_logging("router", settings.log_level, settings.log_format)
+    give_way()
     return run_until_signalled(partial(start, settings), settings.drain_seconds)
 
 

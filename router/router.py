@@ -38,7 +38,7 @@ from specdecode.errors import (
     UnavailableError,
 )
 from specdecode.figures import Figures
-from specdecode.requests import GenerateRequest, Piece, ReplicaStatus, RouterStatus
+from specdecode.requests import LONGEST_PIECE_SECONDS, GenerateRequest, Piece, ReplicaStatus, RouterStatus
 from specdecode.telemetry import Tracing
 from specdecode.telemetry.meters import Meters, within
 from specdecode.telemetry.metrics import Family
@@ -46,8 +46,6 @@ from specdecode.types import DrafterKind, ModelInfo
 
 logger = logging.getLogger(__name__)
 
-LONGEST_PIECE_SECONDS = 0.4
-"""No client waits longer for the next piece of a text that goes on."""
 _RETRY_SECONDS = 1.0
 _FIRST_DRAFT_SECONDS = 10.0
 

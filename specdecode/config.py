@@ -36,7 +36,7 @@ from pydantic_settings import (
 from specdecode import __version__
 from specdecode.cache import cache_root
 from specdecode.errors import FieldViolation, InvalidArgumentError
-from specdecode.requests import MAX_CHOICES, MAX_LOGPROBS, MAX_STOPS
+from specdecode.requests import LONGEST_PIECE_SECONDS, MAX_CHOICES, MAX_LOGPROBS, MAX_STOPS, PIECE_SECONDS
 from specdecode.tls import ClientTls, Exposure, ServerTls, is_private
 from specdecode.types import MAX_DRAFT_TOKENS
 
@@ -447,7 +447,9 @@ class RouterSettings(ServiceSettings):
     )
     lease_tokens: int = _count(16, "tokens a target may emit without asking", "tokens", 1, 1024)
     piece_seconds: float = _real(
-        0.006, "how long a client's text gathers, for each open request; 0.4 seconds at most", "seconds", 0, 1
+        PIECE_SECONDS,
+        f"how long a client's text gathers, for each open request; {LONGEST_PIECE_SECONDS} seconds at most",
+        *("seconds", 0, 1),
     )
     max_requests: int = _count(1024, "requests at once; more are refused", "requests", 1, 2**20)
     max_running: int = _count(

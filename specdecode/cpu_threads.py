@@ -1,8 +1,9 @@
-"""How threads that compute on processor cores wait for work."""
+"""How threads share processor cores with a forward."""
 
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 
 SPINS = 10_000
 """Looks for work before a thread leaves its core."""
@@ -18,3 +19,14 @@ def wait_briefly() -> None:
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", str(SPINS))
+
+
+def give_way() -> None:
+    """Has this process, and the threads it starts from now on, never interrupt what runs on a core.
+
+    A router's work is short and in no hurry, but a step on the same cores waits for its slowest thread:
+    whoever interrupts one of them stops all. Where nothing else runs, nothing changes. Linux only.
+    """
+    if hasattr(os, "SCHED_BATCH"):
+        with suppress(PermissionError):  # a container may forbid it; then all is as without
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))

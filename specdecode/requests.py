@@ -39,6 +39,10 @@ MAX_CONVERSATION_CHARACTERS = 128
 MAX_TOKENS_IN_FLIGHT = 2**18
 """Largest cap on query tokens of one step."""
 LEASE_SECONDS = (0.001, 60.0)
+PIECE_SECONDS = 0.006
+"""A client's text gathers for this long, for each request that is open beside it."""
+LONGEST_PIECE_SECONDS = 0.4
+"""No client waits longer for the next piece of a text that goes on."""
 MAX_TEMPERATURE = 2.0
 MIN_TEMPERATURE = 1e-5
 """Below it logits divided by the temperature leave float32; 0 is greedy."""

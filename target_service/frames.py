@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from specdecode.requests import LONGEST_PIECE_SECONDS, PIECE_SECONDS
 from specdecode.types import StepFrame, StepResult, StepTimes
 
-HELD_SECONDS = 0.003
-"""A frame may be held back this long for each of its results."""
 HELD_ON_CORES_SECONDS = 0.032
-"""And this long where steps run on the cores that messages take time of: too short for a reader to see."""
+"""Frames may be held back this long where steps run on the cores that messages take time of: too short for a
+reader to see.
+"""
 MIN_LEASE_LEFT = 3
 """Whose lease is shorter than this is waited for: the router needs time to renew it."""
 
@@ -82,7 +83,9 @@ class HeldFrames:
         can_wait = all(result.sequence in present and _can_wait(result) for result in frame.results)
         # By the end of another step.
         age = now + frame.load.step_seconds - self._last_sent
-        if can_wait and 0.0 <= age <= max(HELD_SECONDS * len(frame.results), self._least_seconds):
+        # As long as clients' text gathers at the router.
+        longest = min(PIECE_SECONDS * len(frame.results), LONGEST_PIECE_SECONDS)
+        if can_wait and 0.0 <= age <= max(longest, self._least_seconds):
             return None
         return self.release(now)
 

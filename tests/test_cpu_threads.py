@@ -1,4 +1,4 @@
-"""How services have idle threads wait."""
+"""How services have idle threads wait, and who gives way."""
 
 from __future__ import annotations
 
@@ -32,3 +32,18 @@ def test_a_service_sets_it_before_torch_is_there_to_read_it(package: str) -> Non
 )
 def test_who_starts_it_has_the_last_word(environment: dict[str, str], expected: str) -> None:
     assert waiting("target_service", **environment) == f"False {expected}"
+
+
+@pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="Linux only")
+def test_who_gives_way_interrupts_nobody_and_its_threads_neither() -> None:
+    script = """if True:
+        import os, threading
+        from specdecode.cpu_threads import give_way
+        give_way()
+        print(os.sched_getscheduler(0) == os.SCHED_BATCH)
+        thread = threading.Thread(target=lambda: print(os.sched_getscheduler(0) == os.SCHED_BATCH))
+        thread.start()
+        thread.join()
+    """
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["True", "True"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -54,6 +55,8 @@ def test_interrupt_finishes_what_runs_and_leaves_nothing(model: Path) -> None:
                 assert health.status == 200
             children = up.children()
             assert set(children) == SERVICES
+            policies = {module: os.sched_getscheduler(pid) for module, pid in children.items()}
+            assert policies == {**dict.fromkeys(SERVICES, os.SCHED_OTHER), "router": os.SCHED_BATCH}
             up.signal(signal.SIGINT)
             _, told = client.communicate(timeout=DEADLINE)
         assert b"1000 tokens" in told

@@ -288,6 +288,24 @@ def test_a_row_of_a_product_is_the_same_to_the_bit_whatever_is_beside_it() -> No
         assert torch.equal(kernels.linear(x[row : row + 1], tiled(weight), None, 50)[0], together[row])
 
 
+@pytest.mark.parametrize("out_features", [8, 50, 200, 4096])
+def test_a_product_is_the_same_to_the_bit_however_many_threads_share_it(out_features: int) -> None:
+    """Also where there are more of them than cores, so that some do the work of others."""
+    kernels = load_kernels(torch.bfloat16)
+    assert kernels is not None
+    if not kernels.has_linear:
+        pytest.skip("this processor multiplies neither tiles nor pairs")
+    x, weight = noise(7, 96, dtype=torch.bfloat16), noise(out_features, 96, seed=1, dtype=torch.bfloat16)
+    before, tiles, results = torch.get_num_threads(), tiled(weight), []
+    try:
+        for num_threads in (1, 2, 3, 70):
+            torch.set_num_threads(num_threads)
+            results += [kernels.linear(x, tiles, None, out_features) for _ in range(50)]
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(result, results[0]) for result in results)
+
+
 @pytest.mark.parametrize("name", CONFIGS)
 def test_layers_on_kernels_equal_the_plain_model_in_float32(name: str) -> None:
     """Windows small enough for the kernel, prompts longer than a sliding window."""

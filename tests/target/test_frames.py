@@ -9,6 +9,7 @@ import pytest
 
 from router.request import _num_rounds
 from specdecode.errors import InternalError
+from specdecode.requests import LONGEST_PIECE_SECONDS, PIECE_SECONDS
 from specdecode.types import (
     FinishReason,
     LoadSnapshot,
@@ -18,10 +19,10 @@ from specdecode.types import (
     StepTimes,
     TokenLogprobs,
 )
-from target_service.frames import HELD_SECONDS, MIN_LEASE_LEFT, HeldFrames, merged
+from target_service.frames import MIN_LEASE_LEFT, HeldFrames, merged
 
 ROWS = 16
-STEP = HELD_SECONDS * ROWS / 3.5
+STEP = PIECE_SECONDS * ROWS / 3.5
 """So long that three steps fit into what a frame of so many results may wait."""
 
 
@@ -120,6 +121,16 @@ def test_few_sequences_are_told_at_once(count: int) -> None:
     for step in range(5):
         results = rows(10 + step)[:count]
         assert held.take(frame(step, *results, seconds=0.03), 100.0 + 0.03 * step) is not None
+
+
+def test_however_many_there_are_nobody_waits_longer_than_for_a_piece() -> None:
+    held, seconds, many = HeldFrames(), LONGEST_PIECE_SECONDS / 4.5, 100 * ROWS
+    sent = []
+    for step in range(9):
+        results = [plain(sequence, 10 + step) for sequence in range(many)]
+        if held.take(frame(step, *results, seconds=seconds), 100.0 + seconds * step) is not None:
+            sent.append(step)
+    assert sent == [0, 4, 8]
 
 
 def test_few_are_held_for_the_least_time_there_is() -> None:

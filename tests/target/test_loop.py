@@ -138,7 +138,8 @@ def test_a_deadline_wakes_an_idle_loop(start: Start) -> None:
 def test_what_is_held_is_told_when_the_next_step_has_nothing_of_the_stream(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(frames, "HELD_SECONDS", SECONDS)
+    monkeypatch.setattr(frames, "PIECE_SECONDS", SECONDS)
+    monkeypatch.setattr(frames, "LONGEST_PIECE_SECONDS", SECONDS)
     engine = make_engine(num_blocks=8)
     loop = EngineLoop(engine)  # its steps are run here
     older, younger = Stream(loop), Stream(loop)

@@ -6,6 +6,9 @@
 
 #include "numbers.h"
 
+#include <algorithm>
+#include <atomic>
+
 #if defined(__AVX512F__)
 #include <immintrin.h>
 #endif
@@ -191,22 +194,46 @@ void pair_products(const bfloat16* x, const bfloat16* weight, const bfloat16* bi
   }
 }
 
+// Groups that one thread has to do, from `next` to `end`; others take of them when they have done their own.
+struct alignas(64) Share {
+  std::atomic<int64_t> next{0};
+  int64_t end = 0;
+};
+
+constexpr int MOST_SHARES = 64;
+
 void linear_on_pairs(const bfloat16* x, const bfloat16* weight, const bfloat16* bias, bfloat16* y, int64_t rows,
                      int64_t in, int64_t out) {
   const int64_t groups = (out + SIDE - 1) / SIDE;
+  // Equal shares: a schedule by fours would leave a thread idle at the end. A thread that lost its core for
+  // a while is helped by those that did not.
+  Share shares[MOST_SHARES];
+  int64_t count = 1;
+#if defined(_OPENMP)
+  count = std::min<int64_t>(omp_get_max_threads(), MOST_SHARES);
+#endif
+  for (int64_t i = 0; i < count; ++i) {
+    shares[i].next.store(groups * i / count, std::memory_order_relaxed);
+    shares[i].end = groups * (i + 1) / count;
+  }
 #pragma omp parallel
   {
-    // Equal shares of the groups: a schedule by fours would leave a thread idle at the end.
-    int64_t index = 0, threads = 1;
+    int64_t own = 0;
 #if defined(_OPENMP)
-    index = omp_get_thread_num(), threads = omp_get_num_threads();
+    own = omp_get_thread_num();
 #endif
-    int64_t group = groups * index / threads;
-    const int64_t end = groups * (index + 1) / threads;
-    for (; group + MOST_GROUPS <= end; group += MOST_GROUPS) {
-      pair_products<MOST_GROUPS>(x, weight, bias, y, rows, in, out, group * SIDE);
+    for (int64_t i = 0; i < count; ++i) {
+      Share& share = shares[(own + i) % count];
+      for (;;) {
+        int64_t group = share.next.fetch_add(MOST_GROUPS, std::memory_order_relaxed);
+        if (group >= share.end) break;
+        if (group + MOST_GROUPS <= share.end) {
+          pair_products<MOST_GROUPS>(x, weight, bias, y, rows, in, out, group * SIDE);
+        } else {
+          for (; group < share.end; ++group) pair_products<1>(x, weight, bias, y, rows, in, out, group * SIDE);
+        }
+      }
     }
-    for (; group < end; ++group) pair_products<1>(x, weight, bias, y, rows, in, out, group * SIDE);
   }
 }
 
