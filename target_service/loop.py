@@ -27,6 +27,9 @@ Deliver = Callable[[StepFrame | None], None]
 _PATIENCE_STEPS = 2.0
 """No cohort is worth a longer wait than this many steps: a router that is gone must not stall the others."""
 _SMOOTHING = 0.2
+_GATHER_STEPS, _LONGEST_GATHER_SECONDS = 0.125, 0.0015
+"""While nothing runs, whoever comes within this time of another starts with it."""
+_MOST_GATHERS = 8
 
 
 class StepClock:
@@ -36,6 +39,9 @@ class StepClock:
     engine waits δ for the k sequences whose routers are still drafting, while δ·ready < k·T (T: usual step
     time): what the ready ones lose by waiting is less than what the others lose by missing the step. Who
     missed a step once is not waited for again.
+
+    Likewise, requests that come together while nothing runs come one after another: were the first to start
+    at once, the others would miss its prefill, and it would end a step before them.
     """
 
     def __init__(self) -> None:
@@ -56,6 +62,8 @@ class StepClock:
 
     def patience(self, engine: Engine, now: float) -> float:
         """Seconds that the next step should still wait; 0 or less starts it."""
+        if not engine.scheduler.running:
+            return self._gathering(engine, now)
         ready = sum(sequence.ready for sequence in engine.scheduler.running) + len(engine.scheduler.waiting)
         drafting = sum(
             1 for key in self._awaited if (s := engine.sequences.get(key)) is not None and not s.ready
@@ -65,6 +73,14 @@ class StepClock:
         longest = min(drafting / max(ready, 1), _PATIENCE_STEPS) * self._step_seconds
         # A clock that is set back must not stretch the wait.
         return longest - max(now - self._ended_at, 0.0)
+
+    def _gathering(self, engine: Engine, now: float) -> float:
+        quiet = min(_GATHER_STEPS * self._step_seconds, _LONGEST_GATHER_SECONDS)
+        came = [sequence.ordered_at for sequence in engine.scheduler.waiting]
+        # Nor must a clock that is set back make anybody wait for ever.
+        if not came or max(came) > now:
+            return 0.0
+        return min(max(came) + quiet, min(came) + _MOST_GATHERS * quiet) - now
 
 
 class EngineLoop:

@@ -363,6 +363,57 @@ def test_the_usual_step_time_follows_slowly() -> None:
     assert clock.patience(client.engine, now=110.0) == pytest.approx(2.0)
 
 
+GATHER = 0.0015
+
+
+def idle_engine(step_seconds: float, *came: float) -> tuple[Client, StepClock]:
+    """An engine in which nothing runs after a step, and requests that have come since, by their times."""
+    now = [90.0]
+    client = Client(make_engine(clock=lambda: now[0]))
+    client.send(opening(0, PROMPT, max_tokens=1), prompt_lease(1))
+    clock = StepClock()
+    clock.ended(timed(client.engine.step(), step_seconds), now=90.0)
+    assert not client.engine.sequences
+    for n, now[0] in enumerate(came, 1):
+        client.send(opening(n, PROMPT, max_tokens=4), prompt_lease(4, n))
+    return client, clock
+
+
+@pytest.mark.parametrize(
+    ("came", "now", "expected"),
+    [
+        ([100.0], 100.0, GATHER),
+        ([100.0], 100.001, 0.0005),
+        ([100.0, 100.001], 100.002, 0.0005),
+        ([100.0 + n / 1000 for n in range(13)], 100.012, 0.0),  # not for ever
+        ([100.0 + n / 1000 for n in range(12)], 100.011, 0.001),
+    ],
+)
+def test_who_comes_together_while_nothing_runs_starts_together(
+    came: list[float], now: float, expected: float
+) -> None:
+    client, clock = idle_engine(1.0, *(time for time in came if time <= now))
+    assert clock.patience(client.engine, now) == pytest.approx(expected, abs=1e-9)
+
+
+def test_a_gathering_is_short_against_a_step_and_none_without_one() -> None:
+    client, clock = idle_engine(0.004, 100.0)
+    assert clock.patience(client.engine, 100.0) == pytest.approx(0.0005)
+    assert StepClock().patience(client.engine, 100.0) <= 0
+
+
+def test_a_clock_set_back_does_not_make_them_gather_for_ever() -> None:
+    client, clock = idle_engine(1.0, 100.0)
+    assert clock.patience(client.engine, 50.0) <= 0
+
+
+def test_who_runs_is_not_kept_waiting_for_who_comes() -> None:
+    client, clock = idle_engine(1.0, 100.0)
+    client.engine.step()
+    client.send(opening(7, PROMPT, max_tokens=4), prompt_lease(4, 7))
+    assert clock.patience(client.engine, 100.0) == 0
+
+
 def test_a_cohort_is_verified_in_one_step(start: Start) -> None:
     """The engine's clock moves only while a step runs: waiting for the cohort has no end of its own."""
     now = [0.0]
