@@ -39,7 +39,7 @@ MAX_CONVERSATION_CHARACTERS = 128
 MAX_TOKENS_IN_FLIGHT = 2**18
 """Largest cap on query tokens of one step."""
 LEASE_SECONDS = (0.001, 60.0)
-PIECE_SECONDS = 0.006
+PIECE_SECONDS = 0.008
 """A client's text gathers for this long, for each request that is open beside it."""
 LONGEST_PIECE_SECONDS = 0.4
 """No client waits longer for the next piece of a text that goes on."""

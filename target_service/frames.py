@@ -8,7 +8,7 @@ from dataclasses import replace
 from specdecode.requests import LONGEST_PIECE_SECONDS, PIECE_SECONDS
 from specdecode.types import StepFrame, StepResult, StepTimes
 
-HELD_ON_CORES_SECONDS = 0.032
+HELD_ON_CORES_SECONDS = 0.04
 """Frames may be held back this long where steps run on the cores that messages take time of: too short for a
 reader to see.
 """
