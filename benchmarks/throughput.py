@@ -214,7 +214,7 @@ def parse_options() -> tuple[Options, Path]:
     parser.add_argument(
         "--full",
         action="store_true",
-        help="give copy-heavy prompts to transformers and the engine in process too: takes twice as long",
+        help="give copy-heavy prompts to transformers too: takes half as long again",
     )
     parser.add_argument("--results", type=Path, help="directory to write to (default: docs/results)")
     o = parser.parse_args()

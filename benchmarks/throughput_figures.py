@@ -43,7 +43,7 @@ class Options:
     dtype: str
     threads: int
     full: bool
-    """Whether copy-heavy prompts are given to transformers and to the engine in process as well."""
+    """Whether copy-heavy prompts are given to transformers as well."""
 
     def repeats_at(self, concurrency: int) -> int:
         """Turns: more where a run is one prompt, whose own speed varies the most; fewer where it is many."""
@@ -52,8 +52,13 @@ class Options:
         return -(-self.repeats * 3 // 5) if concurrency >= _MANY else self.repeats
 
     def configurations(self, kind: PromptKind) -> tuple[Configuration, ...]:
-        """What is measured on a kind of prompts."""
-        return tuple(Configuration) if self.full or kind is PromptKind.FREE_FORM else SERVICES
+        """What is measured on a kind of prompts.
+
+        The engine in process gets all that the services get: a pool whose blocks were used before is slower.
+        """
+        if self.full or kind is PromptKind.FREE_FORM:
+            return tuple(Configuration)
+        return (Configuration.IN_PROCESS, *SERVICES)
 
 
 @dataclass(frozen=True)
