@@ -62,6 +62,8 @@ async def storm(services: Services, count: int, rng: random.Random) -> None:
             await cancelled(services, random_request(rng), rng)
 
     await asyncio.gather(*(client() for _ in range(AT_ONCE)))
+    # Answered on the same connection, so that whatever was sent before has come.
+    await services.router.channel.unary_unary("/specdecode.v1.RouterService/GetStatus")(b"", timeout=DEADLINE)
     await services.all_is_free()
 
 
@@ -70,12 +72,12 @@ async def test_requests_cancelled_at_random_moments_leave_nothing(model: Path) -
     rng = random.Random(SEED)
     process = psutil.Process()
     async with watched(model) as services:
-        total = services.target.replica.info.num_blocks
         await storm(services, REQUESTS // 3, rng)  # fills what is kept on purpose: caches, pools of memory
         gc.collect()
         before = process.memory_info().rss
         await storm(services, REQUESTS - REQUESTS // 3, rng)
         gc.collect()
         after = process.memory_info().rss
-        assert services.target.num_free_blocks == total
+        # What was sent and taken back at the very end may be opened for a moment even now.
+        await services.all_is_free()
         assert after <= before * (1 + MAX_GROWTH), f"{before} bytes before, {after} after"

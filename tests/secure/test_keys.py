@@ -77,7 +77,7 @@ class TestFile:
     def test_holds_no_key_and_is_for_its_owner_alone(self, tmp_path: Path) -> None:
         file = tmp_path / "keys.json"
         key = add_key(file, "team-a")
-        secret = key.rsplit("-", 1)[1]
+        secret = key.split("-", 2)[2]
         assert secret not in file.read_text()
         assert stat.S_IMODE(file.stat().st_mode) == 0o600
         assert find_key(key, read_keys(file)) is not None
@@ -151,7 +151,7 @@ class TestCommands:
         assert json.loads(listed.stdout)["keys"][0]["name"] == "team-a"
         for shown in (listed.output, self.run(file, "list").output):
             assert entry.hash not in shown
-            assert key.rsplit("-", 1)[1] not in shown
+            assert key.split("-", 2)[2] not in shown
 
     def test_remove_takes_one_key_out(self, tmp_path: Path) -> None:
         file = tmp_path / "keys.json"
@@ -191,7 +191,7 @@ class TestFronts:
             health = health_pb2_grpc.HealthStub(services.router.channel)
             assert (await health.Check(health_pb2.HealthCheckRequest(), timeout=DEADLINE)).status == 1
         assert stranger not in caplog.text
-        assert stranger.rsplit("-", 1)[1] not in caplog.text
+        assert stranger.split("-", 2)[2] not in caplog.text
 
     async def check_http(self, web: httpx2.AsyncClient, key: str, stranger: str) -> None:
         body = {"prompt": "the fox", "max_tokens": 4}
@@ -362,7 +362,7 @@ class TestLimits:
         async with guarded(model, keys) as (_, address):
             await usage_of(address, key, GenerateRequest(TokenPrompt(LONG), SHORT))
             error = await error_of(address, key)
-        secret = key.rsplit("-", 1)[1]
+        secret = key.split("-", 2)[2]
         assert secret not in error.message + caplog.text
 
 
